@@ -1,12 +1,12 @@
-"""What int8 does to trained models: settings of qfx against the float model, on real data.
+"""The accuracy of trained models in int8: settings of qfx against the float model, on real data.
 
 SmolLM2-135M on news texts: mean divergence (KL) of the next-token distribution from float, how
-often the likeliest token is the same (top-1), perplexity, and questions for capitals that it
-answers rightly. Whisper base on speech: the same divergence, behind what float heard. MiniLM and
-all-mpnet-base-v2: 1 - cosine to the float embedding, and correlation with human judgement of texts
-and words. A vision transformer trained here on 8x8 digits: accuracy and negative log likelihood.
-Every linear is int8 whatever it costs, and attention where it gains. Divergence resolves more than
-perplexity, of which 0.5 % are noise at this size.
+often the likeliest token is the same (top-1), perplexity, and correct answers to questions about
+capitals. Whisper base on speech: the same divergence, after the tokens that the float model
+transcribed. MiniLM and all-mpnet-base-v2: 1 - cosine to the float embedding, and correlation with
+human judgement of texts and words. A vision transformer trained here on 8x8 digits: accuracy and
+negative log likelihood. Every linear is int8 whatever its speed, and attention if it gains.
+Divergence resolves smaller differences than perplexity, of which 0.5 % are noise at this size.
     python -m benchmarks.accuracy --save                 all of it, into docs/results.md
     python -m benchmarks.accuracy --models smollm,mpnet --settings plain
     python -m benchmarks.accuracy --settings w8a8,w7a7   of benchmarks/settings.py
@@ -56,7 +56,7 @@ Row = dict[str, Any]
 
 
 def figures(judged: Judged, options: Mapping[str, Any]) -> Row:
-    """What `judged` says of its model compiled with `options`, and the schemes the sites got."""
+    """Returns the scores of the model compiled with `options`, and the schemes of its sites."""
     config, _ = parse_options({**ALL, **options})
     plans: list[Plan] = []
 
@@ -75,8 +75,8 @@ def figures(judged: Judged, options: Mapping[str, Any]) -> Row:
 
 @torch.no_grad()
 def calibrated(judged: Judged, setting: Setting) -> tuple[dict[str, Any], Row]:
-    """Options with the recipe of a calibration, and the seconds of a processor that it took, which
-    other processes beside it do not lengthen."""
+    """Returns options with the recipe of a calibration, and the processor seconds that it took,
+    which do not depend on other processes."""
     config, started = qfx.Config(**setting.options, minimum_gain=0), time.process_time()
     how = {"rounding": setting.rounding, **setting.asked}
     recipe = qfx.calibrate(judged.model, judged.batches, config, **how)
@@ -90,8 +90,8 @@ def _schemes(plan: Plan) -> str:
 
 
 def measure(name: str, settings: Mapping[str, Setting]) -> list[Row]:
-    """The float model's row, then one for each of `settings`; calibrated ones where the model has
-    inputs to spare."""
+    """Returns the float model's row, then one for each of `settings`. Calibrated ones are left out
+    if the model has no inputs to spare."""
     judged = JUDGED[name]()
     rows = [{"model": name, "setting": FLOAT, **judged.judge(judged.expected)}]
     for label, setting in settings.items():

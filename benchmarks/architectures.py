@@ -39,7 +39,7 @@ PAGE = ROOT / "docs" / "architectures.md"
 
 
 def one(name: str, inner: str, dynamic: bool) -> None:
-    """In the subprocess: a line of JSON after each part."""
+    """Measures one architecture in the subprocess and prints a line of JSON after each part."""
     if dynamic:
         print(json.dumps(symbolic(TABLE[name], inner)), flush=True)
         return
@@ -48,7 +48,7 @@ def one(name: str, inner: str, dynamic: bool) -> None:
 
 
 def measured(name: str, options: argparse.Namespace) -> Row:
-    """The row of one architecture; `failure` says what stopped it, if anything did."""
+    """Returns the row of one architecture; `failure` says what stopped it, if anything did."""
     command = [sys.executable, "-m", "benchmarks.architectures", "--one", name]
     command += ["--inner", options.inner, *(["--dynamic"] if options.dynamic else [])]
     limit_s = options.limit
@@ -69,13 +69,15 @@ def measured(name: str, options: argparse.Namespace) -> Row:
 
 
 def cause(stderr: str) -> str:
-    """The last line that names an exception, without what differs from run to run."""
+    """Returns the last line that names an exception, without details that differ from run to
+    run."""
     lines = [line for line in stderr.splitlines() if re.match(r"[\w.]+(Error|Exception)\b", line)]
     return re.sub(r"0x\w+", "0x", lines[-1])[:200] if lines else "killed"
 
 
 def survey(options: argparse.Namespace) -> list[Row]:
-    """The rows asked for; with `save`, they replace those of the same names in the results."""
+    """Returns the requested rows. With `save`, they replace those of the same names in the
+    results."""
     host = {**machine(), "transformers": version("transformers")}
     origin = {"commit": host["commit"], "inner": options.inner}
     table = "dynamic" if options.dynamic else "static"
@@ -95,7 +97,7 @@ def current(row: Row, origin: Row) -> bool:
 
 
 def saved(table: str = "static") -> dict[str, Any]:
-    """The machine and the rows of a table, `static` or `dynamic`."""
+    """Returns the machine and the rows of a table, `static` or `dynamic`."""
     return _all().get(table, {"rows": []})
 
 
@@ -104,7 +106,7 @@ def _all() -> dict[str, Any]:
 
 
 def save(table: str, host: Row, rows: list[Row]) -> None:
-    """Each row in a line of its own."""
+    """Writes the rows of a table, each on a line of its own."""
     tables = {**_all(), table: {"machine": host, "rows": rows}}
     texts = []
     for name, found in tables.items():

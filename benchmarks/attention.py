@@ -1,8 +1,8 @@
 """int8_attention: time and error on every instruction set of this machine, against
 F.scaled_dot_product_attention in float32, and against another build of qfx.
 
-All take turns, in seconds of the processor where one thread is asked for, so that what else runs
-counts less. Errors are of the outputs of queries that see none of the keys that are made larger.
+All take turns. With one thread the times are processor seconds, so that other processes matter
+less. Errors are those of the outputs of queries that see none of the enlarged keys.
     python -m benchmarks.attention [--threads 1] [--only 512,MiniLM] [--beside CHECKOUT] [--save]
     python -m benchmarks.attention --errors [--models] [--beside CHECKOUT] [--save]
 `--beside`: a checkout of this project with an extension of its own in its .venv.

@@ -44,7 +44,8 @@ for line in sys.stdin:
 
 @dataclass(frozen=True)
 class Case:
-    """q [*B, H, M, D], k, v [*B, G, N, D], heads of the features of a token as models make them."""
+    """One attention: q [*B, H, M, D], k, v [*B, G, N, D], with heads split off a token's features
+    as models do."""
 
     name: str
     q: Tensor
@@ -87,7 +88,7 @@ class Case:
 
 
 def padding(batch: int, tokens: int) -> Tensor:
-    """Sequences of half to all of the tokens."""
+    """Returns a mask for sequences of half to all of the tokens."""
     lengths = torch.linspace(tokens // 2, tokens, batch).long()
     return (torch.arange(tokens) < lengths[:, None])[:, None, None]
 
@@ -106,7 +107,7 @@ def shapes() -> Iterator[Case]:
 
 
 class Other:
-    """int8_attention of another checkout, in a process of its own."""
+    """int8_attention of another checkout, run in a process of its own."""
 
     def __init__(self, checkout: Path, threads: int) -> None:
         python = checkout / ".venv/bin/python"
@@ -118,12 +119,13 @@ class Other:
         self.isas = _C.isas()
 
     def load(self, case: Case) -> None:
-        """The other build knows no heads that share keys."""
+        """Passes the case to the process. Shared keys are repeated, because the other build does
+        not support them."""
         k, v = (t.repeat_interleave(case.q.shape[-3] // t.shape[-3], -3) for t in (case.k, case.v))
         torch.save((case.q, k, v, case.mask, case.causal), self._file("in"))
 
     def run(self, isa: str, seconds: float = 0.0) -> tuple[float, Tensor]:
-        """Seconds of a call, and its result."""
+        """Returns the seconds of a call, and its result."""
         assert self.process.stdin is not None and self.process.stdout is not None
         print(json.dumps([self._file("in"), isa, self._file("out"), seconds]),
               file=self.process.stdin, flush=True)  # fmt: skip

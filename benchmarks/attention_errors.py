@@ -1,5 +1,5 @@
-"""Errors of int8_attention in decibels, of the outputs of queries that see none of the keys that
-are made larger, and what they do to trained models. `benchmarks.attention --errors` shows them."""
+"""Errors of int8_attention in decibels, for the outputs of queries that see none of the enlarged
+keys, and their effect on trained models. `benchmarks.attention --errors` prints them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ HERE, BESIDE = "here", "beside"
 
 
 def disturbed() -> Iterator[tuple[Case, Tensor]]:
-    """Gaussian cases whose keys share an offset, and the queries that count."""
+    """Yields Gaussian cases whose keys share an offset, and the queries that are evaluated."""
     tokens = 256
     case = Case.random("randn, offset of 2 sigma", 1, 4, tokens, 64)
     case = replace(case, k=case.k + 2 * torch.randn(1, 4, 1, 64))
@@ -52,7 +52,7 @@ Attend = Callable[[Case], Tensor]
 
 @contextmanager
 def attending(attend: Attend) -> Iterator[None]:
-    """Models' attentions are computed by `attend`."""
+    """Computes the attentions of models by `attend` inside the context."""
     inner = F.scaled_dot_product_attention
 
     def replaced(q: Tensor, k: Tensor, v: Tensor, *rest: Any, **how: Any) -> Tensor:
@@ -75,7 +75,7 @@ def attending(attend: Attend) -> Iterator[None]:
 
 
 def real_queries(case: Case) -> Tensor:
-    """[B, 1, M]: those that some row sees as keys, and so are no padding."""
+    """Returns, [B, 1, M], which queries some row sees as keys, so that they are no padding."""
     if case.mask is None or case.causal:
         return torch.ones(1, 1, case.q.shape[-2], dtype=torch.bool)
     allowed = case.mask if case.mask.dtype == torch.bool else case.mask > -1e4
@@ -83,7 +83,7 @@ def real_queries(case: Case) -> Tensor:
 
 
 def models() -> dict[str, Callable[[], Any]]:
-    """Trained models on texts: runs of them."""
+    """Returns functions that run trained models on texts."""
     from benchmarks import smollm
     from examples import minilm
 
@@ -98,7 +98,8 @@ def models() -> dict[str, Callable[[], Any]]:
 
 
 def divergence(attend: Attend, passages: int = 2, length: int = 1024) -> float:
-    """Mean KL of SmolLM2's next tokens from those with float attention, all else in float."""
+    """Returns the mean KL of SmolLM2's next tokens from those with float attention, all else in
+    float."""
     from benchmarks import smollm
 
     language, tokenizer = smollm.load()
@@ -113,7 +114,7 @@ def divergence(attend: Attend, passages: int = 2, length: int = 1024) -> float:
 
 
 def errors(case: Case, counts: Tensor, other: Other | None) -> dict[str, float]:
-    """SQNR of the rows that count; instruction sets have the same bits."""
+    """Returns the SQNR of the evaluated rows. All instruction sets have the same bits."""
     exact = case.exact()
     counts = counts.expand(exact.shape[:-1])
     found = {HERE: case.in_int8()}

@@ -1,9 +1,10 @@
-"""One row, or a few, times weights that no cache holds: the share of the read bandwidth, by hint.
+"""Products of one or a few rows with weights that no cache holds: the share of the read bandwidth,
+by hint.
 
-Weights are 4096 x 4096 and taken in turn, so that each was evicted when it comes again. Reading is
-the faster of torch's sums of the same bytes, as float32 and as int64. One thread, by its own clock,
-which a busy machine disturbs less; all ways in turn, medians and best deciles. `set` is what the
-parameters of the format were before this program.
+Weights are 4096 x 4096 and used in turn, so that each has been evicted when it is used again. The
+read bandwidth is the faster of torch's sums of the same bytes, as float32 and as int64. One thread
+is timed by its own clock, which a busy machine disturbs less; all ways take turns, and medians and
+best deciles are printed. The way `set` uses the format's parameters as set before this program.
     python -m benchmarks.bandwidth [--megabytes 1024] [--isa avx2 ...] [--rows 1 ...] [--save]
 """
 
@@ -37,14 +38,14 @@ WAYS: dict[str, dict[str, Any]] = {
 
 
 def weights(megabytes: int) -> list[Tensor]:
-    """Packed, of that size together."""
+    """Returns packed weights of `megabytes` in total."""
     codes = torch.randint(-127, 128, (SIZE, SIZE), dtype=torch.int8)
     one = OPS.pack_weight(codes, torch.rand(SIZE))
     return [one.clone() for _ in range(max(1, megabytes * 2**20 // SIZE**2))]
 
 
 def rate(run: Callable[[Tensor], Any], turn: Iterator[Tensor]) -> float:
-    """GB/s of weights, of AT_ONCE calls."""
+    """Returns the GB/s of weights over AT_ONCE calls."""
     taken = [next(turn) for _ in range(AT_ONCE)]
     start = time.thread_time()
     for w in taken:
@@ -53,7 +54,7 @@ def rate(run: Callable[[Tensor], Any], turn: Iterator[Tensor]) -> float:
 
 
 def readers() -> dict[str, Callable[[Tensor], Any]]:
-    """Ways to read the same bytes."""
+    """Returns ways to read the same bytes."""
     return {
         "float32": lambda w: w[: SIZE**2].view(torch.float32).sum(),
         "int64": lambda w: w[: SIZE**2].view(torch.int64).sum(),
@@ -68,7 +69,7 @@ def calls(rows: int) -> Callable[[Tensor], Any]:
 
 
 def measure(isa: str, rows: int, all_weights: list[Tensor], rounds: int) -> list[dict[str, Any]]:
-    """A row for each way; the parameters are put back."""
+    """Returns a row for each way. The parameters are restored."""
     before, turn, run = _C.tuning(isa), cycle(all_weights), calls(rows)
     rates: dict[str, list[float]] = {name: [] for name in (*readers(), *WAYS)}
     for w in all_weights:
@@ -102,7 +103,7 @@ def measure(isa: str, rows: int, all_weights: list[Tensor], rounds: int) -> list
 
 
 def decile(rates: list[float]) -> float:
-    """What a tenth of them reach."""
+    """Returns the rate that a tenth of the samples reach."""
     return sorted(rates)[len(rates) * 9 // 10]
 
 

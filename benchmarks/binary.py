@@ -1,4 +1,5 @@
-"""One linear layer in 1 bit and in int8 on every ISA of this machine, against F.linear in float32.
+"""One linear layer in 1 bit and in int8 on every ISA of this machine, compared with F.linear in
+float32.
 
 All run in one process, in turn; the 1-bit time includes taking the signs of x. The product is first
 checked to be exact.
@@ -23,7 +24,7 @@ SHAPES = [Shape(m, k, n) for (k, n), m in product(WEIGHTS, TOKENS)]
 
 
 def check_exact(x_mk: torch.Tensor, w_nk: torch.Tensor, packed: torch.Tensor, isa: str) -> None:
-    """binary_mm on `isa` against a float64 matmul of the signs."""
+    """Checks binary_mm on `isa` against a float64 matmul of the signs."""
     _C.set_isa(isa)
     found = OPS.binary_mm(x_mk, packed, w_nk.shape[0])
     x_signs, w_signs = (torch.where(t >= 0, 1.0, -1.0).double() for t in (x_mk, w_nk))
@@ -33,7 +34,7 @@ def check_exact(x_mk: torch.Tensor, w_nk: torch.Tensor, packed: torch.Tensor, is
 
 
 def measure(shape: Shape, rounds: int) -> list[dict[str, Any]]:
-    """One row for float32; then one in int8 and one in 1 bit for each ISA."""
+    """Returns one row for float32, then one in int8 and one in 1 bit for each ISA."""
     case = make_case(shape)
     packed, scale_n = OPS.binary_pack(case.w_nk), case.w_nk.abs().mean(1)
 

@@ -32,7 +32,7 @@ Forms = dict[str, Callable[[], Tensor]]
 
 @dataclass(frozen=True)
 class Heads:
-    """q, k, v [batch, heads, tokens, features] of self-attention."""
+    """The sizes of self-attention with q, k, v [batch, heads, tokens, features]."""
 
     batch: int
     heads: int
@@ -61,13 +61,14 @@ DEFAULT = [
 
 
 def int8_product(a: Tensor, b: Tensor, symmetric: bool) -> Tensor:
-    """a [*B, M, K] and b [*B, N, K], as the pass would call it."""
+    """Multiplies a [*B, M, K] and b [*B, N, K] as the pass would."""
     return OPS.int8_bmm_dynamic(a, b, [1], 8, symmetric, 8, torch.float32)
 
 
 @dataclass(frozen=True)
 class Operands:
-    """One attention: q with the factor 1 / sqrt(features) in it, k, v, and the probabilities."""
+    """The operands of one attention: q including the factor 1 / sqrt(features), k, v, and the
+    probabilities."""
 
     q: Tensor
     k: Tensor
@@ -82,7 +83,7 @@ class Operands:
         return cls(q, k, v, (q @ k.mT).softmax(-1))
 
     def forms(self) -> dict[str, tuple[Forms, Forms]]:
-        """What is compared: name -> (float forms, int8 forms)."""
+        """Returns what is compared: name -> (float forms, int8 forms)."""
         return {
             "scores": (
                 {FLOAT: lambda: self.q @ self.k.mT},
@@ -110,7 +111,8 @@ class Operands:
 
 
 def check_exact(x: Operands, isa: str) -> None:
-    """int8_bmm on `isa` against a float64 matmul of the integers, which is exact below 2^53."""
+    """Checks int8_bmm on `isa` against a float64 matmul of the integers, which is exact below
+    2^53."""
     _C.set_isa(isa)
     for a, b in ((x.q, x.k), (x.p, x.v.mT)):
         a_q, _, zero_point = OPS.quantize(a, list(Code(symmetric=0)))
@@ -122,7 +124,8 @@ def check_exact(x: Operands, isa: str) -> None:
 
 
 def measure(heads: Heads, rounds: int) -> list[dict[str, Any]]:
-    """A row for each float form, and for each int8 form on each ISA but the portable one."""
+    """Returns a row for each float form, and for each int8 form on each ISA except the portable
+    one."""
     x = Operands.of(heads)
     isas = [isa for isa in _C.isas() if isa != "ref"]
     for isa in isas:

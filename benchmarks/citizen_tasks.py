@@ -1,7 +1,9 @@
-"""What comes of the lines of `benchmarks/typed.py`: each task is run, and judged against float32.
+"""The outcome of the lines in `benchmarks/typed.py`: each task is run, and compared with float32.
 
-A task that ran is silently wrong where less than half of what float32 does is left of it, or where
-what should be the same bits is not. Each has a process of its own, with those before it done."""
+A task that ran counts as silently wrong if its result has less than half of the effect of the
+float32 one, or if bits differ that should be the same. Each task has a process of its own, after
+the preceding tasks.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +28,8 @@ HALF = 0.5
 
 @dataclass(frozen=True)
 class Work:
-    """A float32 model's folder, and one for what tasks leave to later ones: in it, tokens.pt has
-    token ids `batch` [B, L] and `prompt` [1, P]."""
+    """The folder of a float32 model, and a folder for what tasks leave for later ones. Its file
+    tokens.pt has token ids `batch` [B, L] and `prompt` [1, P]."""
 
     model: Path
     folder: Path
@@ -42,12 +44,12 @@ class Work:
         torch.save(value, self._file(library, task))
 
     def kept(self, library: str, task: str) -> Any:
-        """What the task left; None where it failed."""
+        """Returns what the task stored, or None if it failed."""
         file = self._file(library, task)
         return torch.load(file, weights_only=True) if file.exists() else None
 
     def of(self, library: str, what: str) -> Path:
-        """A folder of the library's own."""
+        """Returns a folder for one library."""
         return self.folder / f"{library}, {what}"
 
     def _file(self, library: str, task: str) -> Path:
@@ -59,7 +61,7 @@ def works(**figures: Any) -> Row:
 
 
 def wrong(said: str, **figures: Any) -> Row:
-    """It raised nothing."""
+    """Returns the row of a task that raised nothing but is wrong."""
     return {"outcome": "silently wrong", "said": said, **figures}
 
 
@@ -70,7 +72,7 @@ def logits(model: Model, ids: Tensor) -> Tensor:
 
 
 def agreement(expected: Tensor, found: Tensor) -> float:
-    """How many of the likeliest tokens agree."""
+    """Returns the fraction of likeliest tokens that agree."""
     return (expected.argmax(-1) == found.argmax(-1)).float().mean().item()
 
 
@@ -103,8 +105,8 @@ def _weights(name: str, work: Work) -> list[Path]:
 
 
 def load_again(name: str, library: Library, work: Work) -> Row:
-    """The peak is that of loading and the first token, as some map the file and read it then. A
-    tiny model was loaded before: what is imported is not counted."""
+    """Measures loading. The peak is that of loading and the first token, because some libraries map
+    the file and read it then. A tiny model was loaded before, so that imports do not count."""
     before_saving = work.kept(name, "save")
     if before_saving is None:
         return {"outcome": "nothing to load"}
@@ -201,7 +203,7 @@ def typed_lines(library: str, task: str) -> int:
 
 
 def outcome(library: str, task: str, work: Work) -> Row:
-    """Of this process. An error is an outcome, with the first line of what it says."""
+    """Runs a task in this process. An error is an outcome, with the first line of its message."""
     try:
         return TASKS[task][0](library, LIBRARIES[library], work)
     except Exception as why:  # a library may raise anything, and its row says what

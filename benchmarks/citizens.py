@@ -1,8 +1,8 @@
-"""qfx and its peers as a user of transformers meets them: lines that are typed, and what comes of
-them.
+"""Libraries as a user of transformers meets them: the lines typed with qfx and its peers, and their
+outcome.
 
 SmolLM2-135M is quantized, saved, loaded, made to write 32 tokens, fine-tuned by LoRA and merged,
-each task in a fresh process on one thread. A library that is not installed is a row that says so.
+each task in a fresh process on one thread. A library that is not installed has a row that says so.
     python -m benchmarks.citizens [--libraries qfx,...] [--save]
 The peers: pip install --no-deps torchao optimum-quanto optimum bitsandbytes ninja
 """
@@ -40,13 +40,15 @@ COLUMNS: dict[str, Callable[[Row], Any]] = {
 
 
 def prepare(work: Work, batch: Tensor) -> None:
-    """The tokens of all tasks: `batch` [B, L], and the start of its first row as the prompt."""
+    """Writes the tokens of all tasks: `batch` [B, L], and the start of its first row as the
+    prompt."""
     tokens = {"batch": batch, "prompt": batch[:1, :PROMPT].clone()}
     torch.save(tokens, work.folder / "tokens.pt")
 
 
 def rows(name: str, work: Work, run: Callable[[str, str, Work], Row]) -> list[Row]:
-    """One of the library for each task, whose outcome `run(library, task, work)` gives."""
+    """Returns a row of the library for each task, with the outcome of `run(library, task,
+    work)`."""
     lacking = missing(LIBRARIES[name].packages)
     return [
         {
@@ -60,7 +62,7 @@ def rows(name: str, work: Work, run: Callable[[str, str, Work], Row]) -> list[Ro
 
 
 def chosen(names: str) -> list[str]:
-    """float32 goes first, by whose results the others are judged."""
+    """Returns the libraries with float32 first, whose results are the reference for the others."""
     found = list(dict.fromkeys((FLOAT, *names.split(","))))
     if unknown := [name for name in found if name not in LIBRARIES]:
         raise SystemExit(f"{', '.join(unknown)}: not one of {', '.join(LIBRARIES)}")
@@ -68,7 +70,7 @@ def chosen(names: str) -> list[str]:
 
 
 def apart(library: str, task: str, work: Work) -> Row:
-    """In a fresh process."""
+    """Runs a task in a fresh process."""
     places = ("--model", str(work.model), "--folder", str(work.folder))
     counts = ("--new-tokens", str(work.new_tokens), "--steps", str(work.steps))
     one = ("--one", library, "--task", task)
@@ -79,7 +81,7 @@ def apart(library: str, task: str, work: Work) -> Row:
 
 
 def report(found: Sequence[Row]) -> str:
-    """Of one library."""
+    """Returns the table of one library."""
     return tabulate([[figure(row) for figure in COLUMNS.values()] for row in found], list(COLUMNS))
 
 

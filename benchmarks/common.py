@@ -1,4 +1,4 @@
-"""What every benchmark needs: interleaved timing, a description of the machine, saved results."""
+"""Helpers of all benchmarks: interleaved timing, a description of the machine, saved results."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ INT8_FLAGS = ("avx2", "avx_vnni", "avx512_vnni", "amx_int8", "asimddp", "i8mm", 
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds a call; `spread` is the middle half of the samples, as a part of their median."""
+    """Seconds per call. `spread` is the middle half of the samples, as a fraction of their
+    median."""
 
     median: float
     best: float
@@ -44,15 +45,15 @@ class Timing:
 
 @dataclass(frozen=True)
 class Candidate:
-    """`run` is timed; `prepare` goes before each sample of it, untimed."""
+    """A function to time. `run` is timed; `prepare` is called before each sample, untimed."""
 
     run: Callable[[], Any]
     prepare: Callable[[], Any] = lambda: None
 
 
 def keep_memory() -> None:
-    """Freed memory stays with this process (glibc): else outputs of megabytes, float and int8
-    alike, are timed with the page faults of getting them anew at each call."""
+    """Makes glibc keep freed memory in this process. Otherwise outputs of megabytes, float and int8
+    alike, would be timed together with the page faults of allocating them at each call."""
     m_trim_threshold, m_mmap_threshold = -1, -3
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
@@ -61,8 +62,8 @@ def keep_memory() -> None:
 
 
 def interleaved(candidates: Mapping[str, Candidate], rounds: int) -> dict[str, Timing]:
-    """Times all candidates in turn, `rounds` times over, so that a drift of the machine's speed
-    meets them alike. A sample repeats a call until it lasts SAMPLE_SECONDS."""
+    """Times all candidates in turn, `rounds` times, so that a drift of the machine's speed affects
+    them alike. A sample repeats a call until it lasts SAMPLE_SECONDS."""
     repeats = {name: _repeats(c) for name, c in candidates.items()}
     samples: dict[str, list[float]] = {name: [] for name in candidates}
     for _ in range(rounds):
@@ -86,21 +87,23 @@ def _sample(candidate: Candidate, repeats: int) -> float:
 
 
 def compiled_apart(model: nn.Module, backend: Any) -> Callable[..., Any]:
-    """Compiled for itself: Dynamo would reuse the code of another compilation of the same class.
-    PyTorch 2.11 has no option for that."""
+    """Compiles a model by itself: Dynamo would reuse the code of another compilation of the same
+    class. PyTorch 2.11 has no option for that."""
     known = "isolate_recompiles" in inspect.signature(torch.compile).parameters
     apart: dict[str, Any] = {"isolate_recompiles": True} if known else {}
     return torch.compile(model, backend=backend, **apart)
 
 
 def cpu_seconds() -> float:
-    """Of this process, and of the compilers that it has started and waited for."""
+    """Returns the processor seconds of this process, and of the compilers that it has started and
+    waited for."""
     t = os.times()
     return t.user + t.system + t.children_user + t.children_system
 
 
 def machine() -> dict[str, Any]:
-    """What a figure depends on, next to the code: the CPU, its int8 instructions, torch, commit."""
+    """Returns what figures depend on besides the code: the CPU, its int8 instructions, torch,
+    commit."""
     cpu = _cpuinfo()
     # Results, and their page, are written while others are measured.
     elsewhere = ("--", ".", ":!benchmarks/results", ":!docs/results.md")
@@ -129,13 +132,14 @@ def _cpuinfo() -> dict[str, str]:
 
 
 def _git(*arguments: str) -> str | None:
-    """What git prints, or None outside a repository and before the first commit."""
+    """Returns the output of git, or None outside a repository and before the first commit."""
     done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True)
     return done.stdout.strip() if done.returncode == 0 else None
 
 
 def slug(host: Mapping[str, Any]) -> str:
-    """A file name for the CPU: hypervisors hide names, so family and model follow where known."""
+    """Returns a file name for the CPU. Hypervisors hide names, so family and model are appended if
+    known."""
     words = [host["cpu"], *(v for v in host["family_model"] if v)]
     return re.sub(r"[^a-z0-9]+", "-", " ".join(words).lower()).strip("-")
 
@@ -145,9 +149,9 @@ def result_path(benchmark: str) -> Path:
 
 
 def merge(benchmark: str, rows: list[dict[str, Any]], key: Sequence[str]) -> Path:
-    """Saves `rows` beside those saved before, less the ones that agree with one of them on `key`.
-    A row that has a `reason` in place of figures removes none that has figures. The file's machine
-    is the last writer's, so rows carry what may differ: commit and threads."""
+    """Saves `rows` together with those saved before, except those that agree with a new row on
+    `key`. A row with a `reason` instead of figures replaces no row with figures. The file's machine
+    is that of the last writer, so rows contain what may differ: commit and threads."""
 
     def keys(of: list[dict[str, Any]]) -> list[list[Any]]:
         return [[row.get(k) for k in key] for row in of]

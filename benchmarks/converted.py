@@ -13,13 +13,14 @@ from examples.minilm import cache_folder
 
 
 def converted(form: str, model: nn.Module, write: Callable[[Path], object]) -> Path:
-    """The file or folder that `write` makes of the model at the path it is given; made at the
-    first call. `form`: the name of the format, with the version of what writes it."""
+    """Returns the file or folder to which `write` converts the model, made at the first call.
+    `form`: the name of the format, with the version of the converter."""
     return made(cache_folder() / "peers" / f"{form}-{fingerprint(model)}", write)
 
 
 def made(path: Path, write: Callable[[Path], object]) -> Path:
-    """The file or folder `path`, which `write` makes at the path it is given, at the first call."""
+    """Returns the file or folder `path`, which `write` creates at the first call at the path passed
+    to it."""
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
@@ -29,7 +30,7 @@ def made(path: Path, write: Callable[[Path], object]) -> Path:
 
 
 def fingerprint(model: nn.Module) -> str:
-    """Of the configuration, the names and every byte of the weights."""
+    """Returns a digest of the configuration, the names and every byte of the weights."""
     found = hashlib.sha256(str(getattr(model, "config", type(model))).encode())
     for name, tensor in model.state_dict().items():
         found.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())

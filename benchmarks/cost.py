@@ -1,4 +1,5 @@
-"""The cost model against measurement: linears of sizes between the points of its grid.
+"""The error of the cost model: predicted and measured times of linears with sizes between the
+points of its grid.
 
 Times F.linear and qfx's int8 in turns and compares both, and their ratio, with the prediction.
     python -m benchmarks.cost [--threads 1] [--count 40] [--save]
@@ -44,7 +45,7 @@ class Shape:
 
 
 def shapes(count: int, seed: int = 0) -> list[Shape]:
-    """Sizes spread evenly on a logarithmic scale, of at most 2^31 multiply-adds."""
+    """Returns sizes spread evenly on a logarithmic scale, of at most 2^31 multiply-adds."""
     generator = random.Random(seed)
     found: list[Shape] = []
     while len(found) < count:
@@ -55,7 +56,8 @@ def shapes(count: int, seed: int = 0) -> list[Shape]:
 
 
 def measure(shape: Shape) -> dict[str, Any]:
-    """One row: microseconds measured and predicted, and the relative errors of the prediction."""
+    """Returns one row: microseconds measured and predicted, and the relative errors of the
+    prediction."""
     generator = torch.Generator().manual_seed(0)
     x, w = (torch.randn(rows, shape.k, generator=generator) for rows in (shape.m, shape.n))
     given = (pack(w, (), Packing(QSpec())).weight, list(Layout(shape.n)), None)
@@ -93,7 +95,7 @@ def within(rows: list[dict[str, Any]], name: str) -> float:
 
 
 def summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """A line for each instruction set: how many predictions are within the bar."""
+    """Returns a line for each instruction set: how many predictions are within the bar."""
     lines = []
     for isa in dict.fromkeys(row["isa"] for row in rows):
         mine = [row for row in rows if row["isa"] == isa]

@@ -1,8 +1,8 @@
-"""The tensors of a `model.bin` of CTranslate2, without CTranslate2.
+"""Reader of the tensors of a `model.bin` of CTranslate2 that does not need CTranslate2.
 
-The file, little endian: version, name and revision of the model's kind, then of each tensor its
-name, rank, sizes, number of the type, bytes and data; last, further names of tensors. A name is its
-length with the final zero, the text and that zero.
+The file is little endian: version, name and revision of the model's kind, then for each tensor its
+name, rank, sizes, number of the type, bytes and data, and finally more names of tensors. A name is
+its length including the final zero, the text and that zero.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ TYPES = dict(
 
 
 def tensors(data: bytes) -> dict[str, Tensor]:
-    """Every tensor by every name it has, in the type of the file.
+    """Returns every tensor by every name it has, in the dtype of the file.
 
-    Raises ValueError for another version of the format, and where the file does not end where its
-    tensors do."""
+    Raises ValueError for another version of the format, and if the file does not end after its
+    tensors.
+    """
     reader = _Reader(data)
     if (version := reader.number("I")) != VERSION:
         raise ValueError(f"model.bin has version {version} of its format, {VERSION} is known.")

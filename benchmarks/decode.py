@@ -1,9 +1,9 @@
-"""A language model that writes: tokens a second of reading a prompt and of each further token.
+"""Decoding with a language model: tokens per second of the prefill and of each step.
 
 SmolLM2-135M, or a larger model of random weights, through transformers' API: `generate` with a
-static cache, and its step alone, one call of the model a token. Steps read real text; which token
-is likeliest is looked for outside of them. Every way has a process of its own, is prepared once,
-and all are measured in turn. On one thread seconds are those of the processor.
+static cache, and its step alone, one call of the model per token. Steps read real text; the search
+for the likeliest token is not part of them. Every way has a process of its own and is prepared
+once, and all are measured in turn. With one thread the times are processor seconds.
     python -m benchmarks.decode [--model qwen3] [--ways qfx,...] [--context 128,1024]
         [--batch 1,8] [--save]
 llama.cpp: npm install --ignore-scripts node-llama-cpp
@@ -42,7 +42,7 @@ Row = dict[str, Any]
 
 
 class Worker:
-    """A way in its process. What ended it, before or in a round, is its `reason`."""
+    """A way in its process. `reason` says what ended it, before or in a round."""
 
     def __init__(self, name: str, case: Case, text: Path, threads: int) -> None:
         self.name, self.reason = name, ""
@@ -63,7 +63,7 @@ class Worker:
         self.rounds: list[Row] = []
 
     def ask(self, what: str) -> Row:
-        """Empty where it does not run any more."""
+        """Sends a request and returns the answer, which is empty if the process has ended."""
         assert self.process.stdin is not None
         if self.reason:
             return {}
@@ -83,7 +83,8 @@ class Worker:
 def measure(
     names: Sequence[str], case: Case, tokens: Tensor, threads: int, rounds: int
 ) -> list[Row]:
-    """A row for each way, of its rounds' medians; a way that does not run has the reason."""
+    """Returns a row for each way with the medians of its rounds; a way that does not run has the
+    reason."""
     head = {"batch": case.batch, "context": case.context, "threads": threads, "new": case.new}
     with tempfile.TemporaryDirectory() as folder:
         text = Path(folder) / "text"
@@ -115,7 +116,8 @@ def measure(
 
 
 def row_of(rounds: list[Row], parts: Row, case: Case, read_gb_s: float) -> Row:
-    """`share_of_read`: of the tokens a second that reading the weights alone would allow."""
+    """Returns a row. `share_of_read`: the fraction of the tokens per second that reading the
+    weights alone would allow."""
     step = Timing.of([r["step_s"] for r in rounds])
     step_ms = 1e3 * step.median
     prefill_s = median(r["prefill_s"] for r in rounds)
@@ -159,8 +161,9 @@ def report(rows: list[Row]) -> str:
 
 
 def gains(alone: Sequence[Row], together: Sequence[Row]) -> list[str]:
-    """How many times the tokens a second of one text a batch has, and how many its bytes would
-    allow: weights are read once, a cache for each text, each at the rate of its own run."""
+    """Returns, for each way, the gain of a batch in tokens per second over one sequence, and the
+    gain that its bytes would allow: weights are read once, a cache for each sequence, each at the
+    read bandwidth of its own run."""
     lines = []
     for one, many in product(alone, together):
         if one["way"] == many["way"] and "cache_mb" in one and "cache_mb" in many:

@@ -1,9 +1,9 @@
-"""Steps of several texts at once: tokens a second by batch, context and type of the weights.
+"""Steps of several sequences at once: tokens per second by batch size, context and dtype.
 
 A float32 and a bfloat16 model with the same weights decode by programs, in turn, beside llama.cpp.
-The cache of programs is filled with random keys and values: to read sixteen texts of 4,096 tokens
-would take longer than all steps. llama.cpp reads real text, of at most `--peer-tokens` together. On
-one thread seconds are those of the processor.
+The cache of programs is filled with random keys and values: reading sixteen sequences of 4,096
+tokens would take longer than all steps. llama.cpp reads real text, of at most `--peer-tokens` in
+total. With one thread the times are processor seconds.
     python -m benchmarks.decode_batches [--model qwen3] [--batch 1,8] [--context 128,1024,4096]
         [--threads 1] [--save]
 """
@@ -37,7 +37,7 @@ Row = dict[str, Any]
 
 
 class Texts:
-    """Texts that hold `context` random tokens each."""
+    """Sequences with a context of `context` random tokens each."""
 
     def __init__(self, model: Any, batch: int, context: int) -> None:
         from transformers import DynamicCache
@@ -56,7 +56,7 @@ class Texts:
         self.model(input_ids=self.token, past_key_values=self.cache, use_cache=True)
 
     def run(self, steps: int) -> list[float]:
-        """Seconds of each."""
+        """Returns the seconds of each step."""
         found = []
         for _ in range(steps):
             start = _now()
@@ -71,7 +71,7 @@ def _now() -> float:
 
 
 def models(folder: Path) -> dict[str, Any]:
-    """Quantized; the type is that of what stays float."""
+    """Returns the quantized models, by the dtype of what stays float."""
     case = Case(folder, 1, 1, 1)
     return {
         "qfx w8a8": qfx.quantize_(load(case)),
@@ -80,7 +80,8 @@ def models(folder: Path) -> dict[str, Any]:
 
 
 def read_mb(model: Any, batch: int, context: int) -> tuple[float, float]:
-    """Megabytes that a step has to read: int8 weights, and keys and values that its layers see."""
+    """Returns the megabytes that a step has to read: int8 weights, and the keys and values that its
+    layers see."""
     stored = {t.data_ptr(): t.nbytes for _, m in stored_linears(model) for t in m.buffers()}
     config, steps = model.config, model.forward
     kinds = getattr(config, "layer_types", None) or ["full_attention"] * len(steps.shapes)
@@ -94,8 +95,8 @@ def read_mb(model: Any, batch: int, context: int) -> tuple[float, float]:
 def measure(
     name: str, made: dict[str, Any], batches: list[int], context: int, rounds: int, peer: int
 ) -> list[Row]:
-    """A row for each way and batch. `share`: of the gain over one text that the bytes allow, each
-    at the rate at which memory was read beside it."""
+    """Returns a row for each way and batch size. `share`: the fraction of the gain over one
+    sequence that the bytes allow, each at the read bandwidth measured at the same time."""
     threads = torch.get_num_threads()
     for model in made.values():
         qfx.compile_for_generate(model, max_length=context + 16, batch_sizes=batches)
@@ -120,7 +121,7 @@ def measure(
 def _rounds(
     folder: Path, made: dict[str, Any], batch: int, context: int, rounds: int, peer_tokens: int
 ) -> tuple[dict[str, list[float]], float]:
-    """Seconds of a step by way, one for each round, and GB/s of reading memory."""
+    """Returns the seconds of a step by way, one for each round, and the GB/s of reading memory."""
     turn, read = cycle(weights(512)), list[float]()
     texts = {way: Texts(model, batch, context) for way, model in made.items()}
     seconds: dict[str, list[float]] = {way: [] for way in texts}
@@ -146,12 +147,13 @@ def _rounds(
 
 
 def _read_ms(row: Row) -> float:
-    """Milliseconds that it takes to read the weights and the caches of a step."""
+    """Returns the milliseconds to read the weights and the caches of a step."""
     return (row["weights_mb"] + row["cache_mb"]) / row["read_gb_s"]
 
 
 def _share(one: Row, many: Row) -> Row:
-    """`gain`: tokens a second over those of one text. `allowed`: as the bytes of a step allow."""
+    """Returns `gain`: tokens per second over those of one sequence; `allowed`: the gain that the
+    bytes of a step allow; `share`: their ratio."""
     allowed = many["batch"] / one["batch"] * _read_ms(one) / _read_ms(many)
     gain = many["tokens_s"] / one["tokens_s"]
     return {

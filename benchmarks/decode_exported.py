@@ -17,12 +17,13 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 
 
 class Step(nn.Module):
-    """Token [B, 1], its place [1] and the mask [B, 1, 1, L] of keys and values [B, heads, L, D],
-    two a layer, into which it is written -> logits [B, V]. A mask for each kind of layer where
-    there are several.
+    """The step: a token [B, 1], its place [1] and the mask [B, 1, 1, L] of keys and values [B,
+    heads, L, D], two per layer, into which it is written -> logits [B, V]. There is a mask for each
+    kind of layer if there are several kinds.
 
-    They are inputs: as buffers, which those of a StaticCache become, they would not export again
-    after `qfx.rewrite`."""
+    Keys and values are inputs: as buffers, which those of a StaticCache become, they could not be
+    exported again after `qfx.rewrite`.
+    """
 
     def __init__(self, model: Any) -> None:
         super().__init__()
@@ -40,7 +41,7 @@ class Step(nn.Module):
 
 
 class _Given:
-    """What an attention asks of a cache."""
+    """The part of the cache interface that attentions use."""
 
     is_compileable = True
 
@@ -64,7 +65,8 @@ def packaged(program: Any) -> Callable[..., Any]:
 
 
 def whole_cache(config: Any, batch: int, length: int) -> Any:
-    """Of every token in every layer: windows are masks, and no layer moves what it holds."""
+    """Returns a cache of every token in every layer: windows are masks, and no layer moves its
+    content."""
     config = copy.deepcopy(config)
     if hasattr(config, "layer_types"):
         config.layer_types = [FULL] * config.num_hidden_layers
@@ -72,7 +74,7 @@ def whole_cache(config: Any, batch: int, length: int) -> Any:
 
 
 class Exported:
-    """The step as a package of AOTInductor, behind the prefill of the eager float model."""
+    """The step as a package of AOTInductor, after the prefill by the eager float model."""
 
     outside = "graph"
 

@@ -2,8 +2,8 @@
 
 The library is a prebuilt one, which chooses among builds for many processors:
     npm install --ignore-scripts node-llama-cpp
-A few of its functions are called as they are; of their structures only the first fields are known
-here, which have been the same for years.
+A few of its functions are called directly. Only the first fields of their structures are declared
+here, which have not changed for years.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ QUIET = c.CFUNCTYPE(None, c.c_int, c.c_char_p, c.c_void_p)(lambda *_: None)
 
 
 class _Parameters(c.Structure):
-    """More than they are: they are passed on the stack, by value, and not written."""
+    """A structure that is larger than the real ones: they are passed on the stack, by value, and
+    not written."""
 
     _fields_ = (
         ("n_ctx", c.c_uint32),
@@ -55,7 +56,7 @@ class _Batch(c.Structure):
 
 @cache
 def library(folder: Path = FOLDER) -> Any:
-    """libllama, its functions declared. Raises UnsupportedError where it is not."""
+    """Returns libllama with its functions declared. Raises UnsupportedError if it is missing."""
     found = sorted(folder.glob("libllama.*"))
     if not found:
         raise UnsupportedError(
@@ -86,7 +87,8 @@ def library(folder: Path = FOLDER) -> Any:
 
 
 class LlamaCpp:
-    """Each text of the batch is a sequence of its own; only last tokens are asked for logits."""
+    """A decoder in which each text of the batch is a sequence of its own; logits are requested only
+    for last tokens."""
 
     def __init__(self, kind: str, case: Case, model: Any) -> None:
         self.llama = library()
@@ -142,7 +144,7 @@ class LlamaCpp:
             raise RuntimeError(f"llama_decode gave {status} for {len(rows)} tokens")
 
     def _logits(self, row: int) -> Tensor:
-        """A view of what llama.cpp holds until the next call."""
+        """Returns a copy of the logits, which llama.cpp keeps until the next call."""
         found = self.llama.llama_get_logits_ith(self.context, row)
         array = (c.c_float * self.vocabulary).from_address(c.addressof(found.contents))
         return torch.frombuffer(array, dtype=torch.float32).clone()

@@ -1,8 +1,8 @@
-"""Memory over a long text, and what a second conversation compiles.
+"""Memory during a long generation, and recompilation by a second conversation.
 
 SmolLM2-135M writes 5,000 tokens with a cache of 5,120, each way in a fresh process: resident memory
-behind some of them, and the graphs that were compiled by the end. Then the cache is reset, and a
-prompt of another length is answered: what is compiled again?
+after some of them, and the number of graphs compiled by the end. Then the cache is reset, and a
+prompt of another length is answered: the graphs that this compiles are counted.
     python -m benchmarks.decode_long [--ways qfx,...] [--threads 1] [--save]
 """
 
@@ -33,7 +33,8 @@ Row = dict[str, Any]
 
 
 def conversations(way: Way, case: Case, tokens: Tensor, marks: tuple[int, ...] = MARKS) -> Row:
-    """Of a text [1, L] its `case.context` first tokens are the first prompt, SECOND the second."""
+    """Runs two conversations. The first prompt is the first `case.context` tokens of a text [1, L],
+    the second its first SECOND tokens."""
     decoder: Any = way.make(case, load(case))
     found: Row = {}
 
@@ -53,7 +54,7 @@ def _graphs() -> int:
 
 
 def one(name: str, folder: Path, threads: int, tokens: int) -> Row:
-    """In this process. `tokens`: the new ones."""
+    """Measures one way in this process. `tokens`: the number of new tokens."""
     torch.set_num_threads(threads)
     case = Case(folder, 1, LENGTH - max(MARKS) - 1, tokens)
     with torch.no_grad():
@@ -61,7 +62,7 @@ def one(name: str, folder: Path, threads: int, tokens: int) -> Row:
 
 
 def row(name: str, folder: Path, threads: int, tokens: int) -> Row:
-    """Of a fresh process, or why there is none."""
+    """Returns the row of a fresh process, or the reason why there is none."""
     head = {"way": name, "threads": threads}
     given = [f"--{k}={v}" for k, v in {"threads": threads, "tokens": tokens}.items()]
     try:

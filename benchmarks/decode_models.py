@@ -1,7 +1,7 @@
 """The language models of benchmarks/decode.py: SmolLM2, and others of random weights.
 
-A model without trained weights has the shapes of one that people run, with the vocabulary of
-SmolLM2, whose texts and tokenizer it takes. It is drawn once, from a seed, into the cache folder.
+A model with random weights has the shapes of a widely used one, but the vocabulary of SmolLM2,
+whose texts and tokenizer it uses. It is drawn once, from a seed, into the cache folder.
 """
 
 from __future__ import annotations
@@ -56,27 +56,30 @@ GEMMA3 = {
 
 
 def qwen3(**sizes: Any) -> Any:
-    """The configuration of Qwen3-0.6B: 491 million parameters with this vocabulary."""
+    """Returns the configuration of Qwen3-0.6B: 491 million parameters with this vocabulary."""
     from transformers import Qwen3Config
 
     return Qwen3Config(**_scaled({**COMMON, **QWEN3, **sizes}))
 
 
 def gemma3(**sizes: Any) -> Any:
-    """Of Gemma-3-1B with 18 of its 26 layers: 540 million parameters with this vocabulary."""
+    """Returns the configuration of Gemma-3-1B with 18 of its 26 layers: 540 million parameters with
+    this vocabulary."""
     from transformers import Gemma3TextConfig
 
     return Gemma3TextConfig(**_scaled({**COMMON, **GEMMA3, **sizes}))
 
 
 def _scaled(sizes: dict[str, Any]) -> dict[str, Any]:
-    """Linears about keep the mean square of what they are given."""
+    """Returns the sizes with an initializer range that makes linears about preserve the mean square
+    of their inputs."""
     return {**sizes, "initializer_range": sizes["hidden_size"] ** -0.5}
 
 
 def drawn(config: Any) -> Any:
-    """A float32 model of random weights, those of norms too. All branches together add as much to
-    the residual as the embedding holds: what one of them errs by is not multiplied by the next."""
+    """Returns a float32 model of random weights, including those of norms. All branches together
+    add as much to the residual as the embedding contains, so that the error of one is not amplified
+    by the next."""
     from transformers import AutoModelForCausalLM
 
     torch.manual_seed(SEED)
@@ -95,7 +98,7 @@ def drawn(config: Any) -> Any:
 
 
 def _kept(config: Any) -> Path:
-    """The folder of its drawn model, with the tokenizer of SmolLM2."""
+    """Returns the folder of the drawn model, with the tokenizer of SmolLM2."""
     known = hashlib.sha256(f"{SEED} {NORMS} {config.to_json_string()}".encode()).hexdigest()
 
     def write(folder: Path) -> None:
@@ -115,7 +118,7 @@ MODELS: dict[str, Callable[[], Path]] = {
 
 
 def text(folder: Path, batch: int, length: int) -> Tensor:
-    """Tokens [batch, length] of news, over again where they are not enough."""
+    """Returns tokens [batch, length] of news, repeated if there are not enough."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -125,7 +128,7 @@ def text(folder: Path, batch: int, length: int) -> Tensor:
 
 
 def prompts(folder: Path, texts: int, length: int) -> Tensor:
-    """Tokens [texts, length]: the beginnings of news texts."""
+    """Returns tokens [texts, length]: the beginnings of news texts."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(folder)

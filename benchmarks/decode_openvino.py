@@ -1,8 +1,9 @@
 """OpenVINO GenAI as benchmarks/decode.py runs it: a stateful model, with weights in 8 or 4 bits.
 
-What optimum-intel exports is made here of the same nodes: keys and values are state of the model,
-whose texts `beam_idx` reorders, and weights are integers with a scale for each output or group. The
-step is a call of OpenVINO's runtime, `generate` is that of an LLMPipeline on the same file.
+The model has the same nodes as one exported by optimum-intel: keys and values are state of the
+model, whose sequences `beam_idx` reorders, and weights are integers with a scale for each output or
+group. The step is a call of OpenVINO's runtime, and `generate` that of an LLMPipeline on the same
+file.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ NAME = "openvino_model"
 
 
 class Told(nn.Module):
-    """Tokens [B, L], a mask [B, P + L], places [B, L] and keys and values [B, heads, P, D], two a
-    layer -> logits [B, L, V] and the longer keys and values."""
+    """The exported module: tokens [B, L], a mask [B, P + L], places [B, L] and keys and values [B,
+    heads, P, D], two per layer -> logits [B, L, V] and the longer keys and values."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
@@ -92,7 +93,7 @@ class OpenVino:
         return torch.from_numpy(found["logits"][:, -1].copy())
 
     def generate(self, tokens: Tensor, new: int) -> Tensor:
-        """Greedily; texts [B, new]."""
+        """Generates greedily and returns sequences [B, new]."""
         import openvino
         import openvino_genai as genai
 
@@ -119,7 +120,8 @@ def _write(weights: Callable[[Any], None], source: Path, model: Any, folder: Pat
 
 
 def _write_tokenizer(source: Path, folder: Path) -> None:
-    """Which the pipeline wants, though it is given tokens. Tests' models have none."""
+    """Writes the tokenizer that the pipeline requires, although it receives tokens. Models of tests
+    have none."""
     import openvino
     from openvino_tokenizers import convert_tokenizer
     from transformers import AutoTokenizer
@@ -133,8 +135,8 @@ def _write_tokenizer(source: Path, folder: Path) -> None:
 
 
 def stateful(model: Any) -> Any:
-    """An OpenVINO model of input_ids, attention_mask, position_ids and beam_idx, which holds the
-    keys and values of what it was given."""
+    """Returns an OpenVINO model of input_ids, attention_mask, position_ids and beam_idx, which
+    keeps the keys and values of earlier inputs."""
     import openvino
     from openvino import opset13
     from openvino._offline_transformations import apply_make_stateful_transformation
@@ -170,7 +172,7 @@ def _name(ports: Any, names: list[str]) -> None:
 
 
 def _start_empty(made: Any, config: Any) -> None:
-    """States of as many texts as there are tokens for, and no key."""
+    """Makes the initial states empty, with as many sequences as the tokens have."""
     from openvino import opset13
 
     tokens = opset13.shape_of(made.input("input_ids"), "i64")
@@ -186,7 +188,8 @@ def _start_empty(made: Any, config: Any) -> None:
 
 
 def int4_weights(model: Any) -> None:
-    """Symmetric, a scale for each GROUP of an output, as NNCF's `compress_weights` writes them."""
+    """Converts weights to int4, symmetric, with a scale for each GROUP of an output, as NNCF's
+    `compress_weights` does."""
     import openvino
     from openvino import opset13
 
@@ -210,8 +213,8 @@ def int4_weights(model: Any) -> None:
 
 
 def _read(model: Any, config: Any) -> int:
-    """Bytes of what a step reads: all constants but the float embedding, of which it reads a row.
-    The head is of integers of its own."""
+    """Returns the bytes that a step reads: all constants except the float embedding, of which it
+    reads a row. The head has integers of its own."""
     nodes = (node for node in model.get_ordered_ops() if node.get_type_name() == "Constant")
     table = [config.vocab_size, config.hidden_size]
     return sum(

@@ -1,8 +1,8 @@
-"""Where the time of a decode step goes, from PyTorch's profiler.
+"""The time of a decode step by part, from PyTorch's profiler.
 
-A profiled step is slower than others, so of the profile only shares count. Each event's own time
-is that of one part, each part's is the median over some steps. Guards are what the profiler calls
-the lookup of compiled code.
+A profiled step is slower than others, so only shares are taken from the profile. Each event's own
+time belongs to one part, and a part's time is the median over some steps. Guards are what the
+profiler calls the lookup of compiled code.
 """
 
 from __future__ import annotations
@@ -33,15 +33,16 @@ NAMES = (*PARTS, "graph")
 
 
 def part(name: str, outside: str) -> str:
-    """Of an event. `outside`: of what a step does beside operators."""
+    """Returns the part that an event belongs to. `outside`: the part for the time of a step outside
+    operators."""
     if name == STEP:
         return outside
     return next((p for p, words in PARTS.items() if any(w in name for w in words)), "graph")
 
 
 def shares(run: Callable[[], Any], steps: int, outside: str) -> tuple[dict[str, float], int]:
-    """The parts of a step, which add up to 1, and the bytes of weights that its linears are given.
-    `run` is one step."""
+    """Returns the parts of a step, which add up to 1, and the bytes of weights that its linears
+    read. `run` is one step."""
     with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as found:
         for _ in range(steps):
             with record_function(STEP):
@@ -60,8 +61,8 @@ def shares(run: Callable[[], Any], steps: int, outside: str) -> tuple[dict[str, 
 
 
 def _weights(found: profile) -> int:
-    """Bytes of the tensors that linears were given, less those of activations, which one row makes
-    few. Views that an operator takes of itself are not counted: only the operator is."""
+    """Returns the bytes of the tensors passed to linears; with one row those of activations are
+    few. Views that an operator takes itself are not counted, only the operator is."""
     results: Any = found.profiler
     return sum(
         sum(map(_size, event.structured_input_shapes(), event.dtypes()))
@@ -72,7 +73,7 @@ def _weights(found: profile) -> int:
 
 
 def _size(shape: list[Any], dtype: str) -> int:
-    """Of a list of tensors, which are those of packed weights, all."""
+    """Returns the bytes of a tensor, or of a list of tensors, which contains packed weights."""
     if dtype == "TensorList":
         return sum(_size(each, "signed char") for each in shape)
     count = SIZES.get(dtype, 0) if shape else 0

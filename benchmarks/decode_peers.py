@@ -22,7 +22,7 @@ from benchmarks.peers import RECIPE, int8_weights
 
 
 def torchao(settings: dict[str, Any], case: Case, model: Any) -> Static:
-    """W8A8, compiled with frozen weights."""
+    """Runs W8A8, compiled with frozen weights."""
     from torch._inductor import config
     from torchao.quantization import Int8DynamicActivationInt8WeightConfig, quantize_
 
@@ -34,8 +34,8 @@ def torchao(settings: dict[str, Any], case: Case, model: Any) -> Static:
 
 
 class OnnxGenAI:
-    """ONNX Runtime GenAI: 4 bits in groups of 32 with activations of 8 bits, as its builder of
-    models makes it for CPUs. Tokens are appended, so that it does not search."""
+    """ONNX Runtime GenAI with 4 bits in groups of 32 and activations of 8 bits, as its model
+    builder makes it for CPUs. Tokens are appended, so that it does not search."""
 
     def __init__(self, case: Case, model: Any) -> None:
         import onnxruntime_genai as og
@@ -68,7 +68,7 @@ class OnnxGenAI:
 
 
 def _build(source: Path, folder: Path) -> None:
-    """By its command line, which is what its documentation names."""
+    """Builds the model by the command line that the documentation describes."""
     given = {"-i": source, "-o": folder, "-c": folder, "-p": "int4", "-e": "cpu"}
     options = ("int4_accuracy_level=4", "int4_block_size=32", "hf_token=false")
     command = [sys.executable, "-m", "onnxruntime_genai.models.builder"]

@@ -1,4 +1,4 @@
-"""A language model of transformers that `qfx.compile_for_generate` made programs of."""
+"""A language model of transformers compiled to programs by `qfx.compile_for_generate`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from qfx.programs.streaming import TRIALS
 
 
 class Programs:
-    """`key_bits`, `value_bits`: of the cache."""
+    """A decoder by programs. `key_bits`, `value_bits`: bits of the cache."""
 
     def __init__(
         self, scheme: str, case: Case, model: Any, key_bits: int = 8, value_bits: int = 8
@@ -47,7 +47,7 @@ class Programs:
         return self._call(token)
 
     def generate(self, tokens: Tensor, new: int, **more: Any) -> Tensor:
-        """Greedily, in a new conversation; texts [B, L + new]."""
+        """Generates greedily, in a new conversation, and returns sequences [B, L + new]."""
         return self.model.generate(  # type: ignore[no-any-return]
             tokens,
             attention_mask=torch.ones_like(tokens),
@@ -66,7 +66,8 @@ class Programs:
 
 
 def _bytes_of_token(steps: Any) -> int:
-    """Keys and values of one token of one text, in all layers, with their scales."""
+    """Returns the bytes of keys and values of one token of one sequence, in all layers, with their
+    scales."""
     found = 0
     for heads, d in steps.shapes:
         found += heads * sum(d * bits // 8 + (4 if bits == 8 else 8) for bits in steps.bits)

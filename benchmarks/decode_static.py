@@ -1,4 +1,4 @@
-"""A language model of transformers that decodes with a static cache, one call of it a token."""
+"""A language model of transformers that decodes with a static cache, one call per token."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Case:
-    """`batch` texts of `context` tokens, and `new` tokens that are decoded behind them."""
+    """One measurement: `batch` sequences of `context` tokens, and `new` tokens decoded after
+    them."""
 
     folder: Path  # of the float32 model
     batch: int
@@ -23,26 +24,27 @@ class Case:
 
     @property
     def length(self) -> int:
-        """Tokens that a cache must hold: generating gives the first new one by the prefill."""
+        """The tokens that a cache must hold: generation gets the first new token from the
+        prefill."""
         return self.context + self.new + 1
 
 
 class Decoder(Protocol):
-    """`generate` is there where the library has such a call."""
+    """The interface of a way to decode. `generate` exists if the library has such a call."""
 
     def prefill(self, tokens: Tensor) -> Tensor:
-        """Tokens [B, L], of new texts -> logits [B, V] of what follows."""
+        """Reads tokens [B, L] of new sequences and returns logits [B, V] of the next token."""
 
     def prepare(self) -> None:
-        """What a step needs and is no part of it."""
+        """Does what a step needs but is not part of its time."""
 
     def step(self, token: Tensor) -> Tensor:
-        """One token [B, 1] behind all before -> logits [B, V]."""
+        """Reads one token [B, 1] after all before and returns logits [B, V]."""
 
 
 def own(tokens: Tensor) -> Tensor:
-    """A copy with the strides that a tensor of this shape has of itself: Dynamo compiles again for
-    others, though a dimension of one element makes them meaningless."""
+    """Returns a copy with the default strides of its shape: Dynamo compiles again for other
+    strides, even if a dimension of one element makes them meaningless."""
     return tokens.clone(memory_format=torch.contiguous_format)
 
 
@@ -63,8 +65,8 @@ def as_it_is(forward: Any) -> Any:
 
 
 class Static:
-    """A model of transformers whose `forward` is what `compile` makes of it, and the cache that
-    `cache` makes. What `step` passes is what `generate` does, so both run the same graphs."""
+    """A model of transformers with a `forward` compiled by `compile` and a cache made by `cache`.
+    `step` passes the same arguments as `generate`, so both run the same graphs."""
 
     outside = "python"  # what a step does beside operators
 
@@ -93,7 +95,7 @@ class Static:
         return self._call(token)
 
     def generate(self, tokens: Tensor, new: int, **more: Any) -> Tensor:
-        """Greedily, in a new conversation; texts [B, L + new]."""
+        """Generates greedily, in a new conversation, and returns sequences [B, L + new]."""
         self.cache.reset()
         return self.model.generate(  # type: ignore[no-any-return]
             tokens,
@@ -107,8 +109,8 @@ class Static:
         )
 
     def _look(self, new: int) -> None:
-        """At `new` tokens behind those told: their places and masks, which `generate` makes outside
-        of the model too."""
+        """Prepares the places and masks of `new` tokens, which `generate` also makes outside of the
+        model."""
         from transformers.masking_utils import create_masks_for_generate
 
         told = self.told + new
@@ -136,7 +138,8 @@ class Static:
 
 
 def _laid_out(masks: Any) -> Any:
-    """As `generate` does: a mask, one for each kind of layer, or none where all is seen."""
+    """Returns masks in the form that `generate` passes: one, one for each kind of layer, or None if
+    all is seen."""
     if isinstance(masks, dict):
         return {kind: _laid_out(mask) for kind, mask in masks.items()}
     return None if masks is None else masks.contiguous()
@@ -151,7 +154,8 @@ def load(case: Case) -> Any:
 
 
 class Counted:
-    """A streamer of `generate`: calls `after` with the number of new tokens behind each of them."""
+    """A streamer of `generate` that calls `after` with the number of new tokens after each
+    token."""
 
     def __init__(self, after: Callable[[int], None]) -> None:
         self.after, self.count = after, -1  # the first that it is given is the prompt

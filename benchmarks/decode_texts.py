@@ -1,7 +1,7 @@
-"""What a language model writes when weights, or keys and values, have fewer bits.
+"""The text that a language model generates with low-bit weights, or low-bit keys and values.
 
-SmolLM2-135M goes on with the beginnings of news texts, greedily, and each way is judged against
-float: how much of its text is float's, where they part, and how far its distribution of the next
+SmolLM2-135M continues the beginnings of news texts, greedily, and each way is compared with float:
+how many tokens are the same, where the texts diverge, and how far its distribution of the next
 token is from float's along float's text (KL). Every token goes through the cache, one call each.
     python -m benchmarks.decode_texts [--ways float,w8a8] [--texts 20] [--tokens 64] [--save]
 """
@@ -31,7 +31,8 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Kept:
-    """`model` makes of the float32 model what runs; `cache` what keys and values are kept in."""
+    """A way. `model` converts the float32 model to the one that runs; `cache` makes the cache of
+    keys and values."""
 
     model: Callable[[Any], Any] = as_it_is
     cache: MakeCache = static_cache
@@ -59,8 +60,8 @@ WAYS: dict[str, Kept] = {
 
 
 def along(decoder: Static, told: Tensor, text: Tensor) -> Iterator[Tensor]:
-    """Prompts [T, L] and what follows [T, N] -> N logits [T, V], of each token behind those before
-    it."""
+    """Yields, for prompts [T, L] and the text after them [T, N], N logits [T, V], of each token
+    after those before it."""
     yield decoder.prefill(told)
     for token in text[:, :-1].split(1, 1):
         decoder.prepare()
@@ -68,14 +69,14 @@ def along(decoder: Static, told: Tensor, text: Tensor) -> Iterator[Tensor]:
 
 
 def divergence(reference: Tensor, logits: Tensor) -> Tensor:
-    """Logits [T, V] -> KL [T] of their distribution from the reference's, in nats."""
+    """Returns the KL [T] of the distribution of logits [T, V] from the reference's, in nats."""
     expected, found = reference.log_softmax(-1), logits.log_softmax(-1)
     return (expected.exp() * (expected - found)).sum(-1)
 
 
 def judge(text: Tensor, reference: Tensor) -> Row:
-    """Texts [T, N] against float's. `first`: the token at which a text parts, N where it does not;
-    the median of texts."""
+    """Compares texts [T, N] with float's. `first`: the median over texts of the token at which a
+    text first differs, N if it does not."""
     same = text == reference
     parted = torch.where(same.all(1), text.shape[1], (~same).int().argmax(1))
     return {
@@ -86,7 +87,8 @@ def judge(text: Tensor, reference: Tensor) -> Row:
 
 
 def measure(ways: Mapping[str, Kept], case: Case, told: Tensor) -> list[Row]:
-    """A row for each way, of prompts [T, L]; the first is what others are judged by."""
+    """Returns a row for each way, for prompts [T, L]; the first way is the reference for the
+    others."""
     reference, expected = torch.zeros(0), [torch.zeros(0)]
     rows: list[Row] = []
     for name, way in ways.items():
@@ -106,7 +108,7 @@ def measure(ways: Mapping[str, Kept], case: Case, told: Tensor) -> list[Row]:
 
 
 def _compared(expected: Tensor, found: Tensor) -> tuple[Tensor, Tensor]:
-    """Of each text: KL, and whether the likeliest token is the same."""
+    """Returns for each text the KL, and whether the likeliest token is the same."""
     same = expected.argmax(-1) == found.argmax(-1)
     return divergence(expected, found), same.float()
 

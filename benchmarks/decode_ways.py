@@ -1,7 +1,8 @@
 """The ways in which benchmarks/decode.py runs a language model of transformers, by PyTorch.
 
-Each has a function that makes a `Decoder` of a float32 model; peers of other libraries are in
-benchmarks/decode_peers.py. A static cache is used everywhere, so that all ways read as many keys.
+Each has a function that makes a `Decoder` from a float32 model; peers from other libraries are in
+benchmarks/decode_peers.py. A static cache is used everywhere, so that all ways read the same number
+of keys.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ BF16 = "bfloat16"
 
 @dataclass(frozen=True)
 class Way:
-    """`make(case, model)` gives a Decoder of the float32 model, which it may change; `packages` are
-    those it needs, as pip knows them."""
+    """A way to decode. `make(case, model)` returns a Decoder of the float32 model, which it may
+    change. `packages`: those it needs, by their names for pip."""
 
     make: Callable[[Case, Any], Decoder]
     packages: tuple[str, ...] = ()

@@ -1,7 +1,8 @@
-"""One way of benchmarks/decode.py in a process of its own, which is asked for rounds line by line.
+"""One way of benchmarks/decode.py in a process of its own, which receives requests for rounds line
+by line.
 
-So every way keeps its memory, its threads and its compiled code for itself, is prepared once, and
-all can be measured in turn. An answer is a line of JSON that begins with ANSWER.
+Thus every way has its own memory, threads and compiled code and is prepared once, and all can be
+measured in turn. An answer is a line of JSON that begins with ANSWER.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ Figures = dict[str, Any]
 
 
 class Measured:
-    """A way that is prepared: it has run all that rounds will run."""
+    """A prepared way: it has already run everything that rounds will run."""
 
     def __init__(self, name: str, case: Case, tokens: Tensor) -> None:
         start = cpu_seconds()
@@ -57,7 +58,7 @@ class Measured:
         return {"prepare_cpu_s": self.prepare_s, "graphs": self.graphs}
 
     def round(self) -> Figures:
-        """Seconds: of the prefill, of a step (median), and of a token of `generate`."""
+        """Returns the seconds of the prefill, of a step (median), and of a token of `generate`."""
         prefill_s = _seconds(lambda: self.decoder.prefill(self.told))
         steps = []
         for token in self.next:
@@ -70,7 +71,8 @@ class Measured:
         return found
 
     def parts(self) -> Figures:
-        """Of a way that PyTorch runs; memory too, as the system counts it."""
+        """Returns the parts of a step of a way that PyTorch runs, and the memory reported by the
+        system."""
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         found = {
             "peak_mb": peak / 1e6,
@@ -95,14 +97,14 @@ class Measured:
         return self.decoder.step(token)  # type: ignore[no-any-return]
 
     def _generate(self, new: int) -> Any:
-        """Seconds, None where there is no such call."""
+        """Returns the seconds of a call of `generate`, or None if there is no such call."""
         if not hasattr(self.decoder, "generate"):
             return None
         return _seconds(lambda: self.decoder.generate(self.told, new))
 
 
 class Reading:
-    """Memory that is read by sums, as in benchmarks/bandwidth.py."""
+    """Reading of memory by sums, as in benchmarks/bandwidth.py."""
 
     def __init__(self) -> None:
         self.turn = cycle(weights(512))
@@ -112,7 +114,7 @@ class Reading:
         return {}
 
     def round(self) -> Figures:
-        """GB/s of the faster of two sums, the median of some."""
+        """Returns the GB/s of the faster of two sums, as the median of several."""
         found = [[rate(reader, self.turn) for _ in range(9)] for reader in readers().values()]
         return {"read_gb_s": max(map(median, found))}
 
@@ -121,7 +123,8 @@ class Reading:
 
 
 def _seconds(run: Callable[[], Any]) -> float:
-    """Of the processor on one thread, which what else runs disturbs less; of the clock on more."""
+    """Returns processor seconds with one thread, because other processes disturb them less;
+    wall-clock seconds with several."""
     clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
     start = clock()
     run()

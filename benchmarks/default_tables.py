@@ -1,5 +1,5 @@
 """Measures the cost tables of this machine's instruction sets on one thread, as defaults of their
-families in qfx/cost/defaults. They are followed where a machine has had no time to measure its own.
+families in qfx/cost/defaults. They are used if a machine has had no time to measure its own.
 
     python -m benchmarks.default_tables [avx2 avx512vnni ...]
 """
@@ -32,7 +32,7 @@ DIGITS = 3  # of a time: tables of other machines are not more exact
 
 
 def tables(dtype: torch.dtype) -> dict[str, Any]:
-    """All kinds of work of one type, rounded."""
+    """Returns the tables of all kinds of work of one dtype, rounded."""
     found = {}
     for kind, workload in KINDS.items():
         raw = json.loads(LiveTable(workload, dtype).whole().text())
@@ -50,7 +50,7 @@ def _rounded(value: Any) -> Any:
 
 
 def write(isa: str) -> None:
-    """The file of one instruction set."""
+    """Writes the file of one instruction set."""
     torch.set_num_threads(1)
     _C.set_isa(isa)
     tune_kernels()
@@ -63,8 +63,8 @@ def write(isa: str) -> None:
 
 
 def main() -> None:
-    """Writes one file for each instruction set, in a process whose float libraries have no other
-    instructions than a processor of that family."""
+    """Writes one file for each instruction set, in a process whose float libraries are limited to
+    the instructions of a processor of that family."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("isas", nargs="*", default=[isa for isa in _C.isas() if isa != "ref"])
     parser.add_argument("--here", action="store_true", help="in this process")

@@ -1,4 +1,4 @@
-"""Trains a small vision transformer on 8x8 digits: float, int8 forward, int8 forward and backward;
+"""Trains a small vision transformer on 8x8 digits (float, int8 forward, int8 forward and backward)
 and fine-tunes a 4-bit one. `python -m benchmarks.digits [--save] [--seeds 3] [--epochs 30]`
 
 Accuracy and mean negative log likelihood (nll) on 597 held-out images, means over the seeds.
@@ -41,7 +41,8 @@ class Block(nn.Module):
 
 
 class DigitsViT(nn.Module):
-    """[B, 16 tokens, 4 pixels] -> logits [B, 10]; 202 thousand parameters."""
+    """A vision transformer: [B, 16 tokens, 4 pixels] -> logits [B, 10], with 202 thousand
+    parameters."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -63,7 +64,7 @@ class Data:
 
     @staticmethod
     def load() -> tuple[Data, Data]:
-        """1200 images to train on, 597 to judge by."""
+        """Returns 1200 images for training and 597 for evaluation."""
         digits = load_digits()
         images = torch.tensor(digits.images, dtype=torch.float32) / 16 - 0.5
         patches = images.unfold(1, PATCH, PATCH).unfold(2, PATCH, PATCH).flatten(3).flatten(1, 2)
@@ -89,7 +90,7 @@ def score(model: Any, data: Data) -> Score:
 
 
 def train(run: Any, model: nn.Module, data: Data, epochs: int, rate: float, seed: int) -> None:
-    """AdamW with a one-cycle rate; `run` is the model or what it was compiled to."""
+    """Trains by AdamW with a one-cycle rate. `run` is the model or its compiled form."""
     generator = torch.Generator().manual_seed(seed)
     steps = epochs * (len(data.x) // BATCH)
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=0.01)
@@ -128,7 +129,8 @@ def from_scratch(variant: str, seed: int, epochs: int) -> tuple[nn.Module, Score
 
 
 def fine_tuned(trained: nn.Module, seed: int, epochs: int) -> tuple[Score, Score]:
-    """A float model made 4-bit per tensor, before and after training with learned steps."""
+    """Returns the scores of a float model made 4-bit per tensor, before and after training with
+    learned steps."""
     training, held_out = Data.load()
     model = qfx.prepare_qat(
         copy.deepcopy(trained), training.x[:256], config=qfx.Config(scheme=FOUR_BIT)
@@ -140,7 +142,7 @@ def fine_tuned(trained: nn.Module, seed: int, epochs: int) -> tuple[Score, Score
 
 
 def survey(seeds: int, epochs: int) -> dict[str, list[Score]]:
-    """Scores of every variant, a list over the seeds."""
+    """Returns the scores of every variant, a list over the seeds."""
     found: dict[str, list[Score]] = {}
     for seed in range(seeds):
         for variant in VARIANTS:

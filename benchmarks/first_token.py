@@ -1,8 +1,8 @@
 """Seconds from a loaded model to the first token of `generate`, and to the end of a few.
 
-SmolLM2-135M, each way in a fresh process, which compiles: once with an empty folder for all that is
-kept on disk (Inductor's code, the cost tables and programs of qfx), once more with what that
-process left there. `made_s`: until there is something that generates, compiled or not.
+SmolLM2-135M, each way in a fresh process that compiles: once with an empty folder for everything
+stored on disk (Inductor's code, the cost tables and programs of qfx), and once with the files of
+that process. `made_s`: seconds until a decoder exists, compiled or not.
     python -m benchmarks.first_token [--ways qfx,...] [--rounds 3] [--threads 1] [--save]
 """
 
@@ -37,7 +37,8 @@ Row = dict[str, Any]
 
 
 def by_generate(case: Case, model: Any) -> Static:
-    """What transformers compiles of itself on other devices: the step, and not the prefill."""
+    """Compiles what transformers itself compiles on other devices: the step, and not the
+    prefill."""
     from transformers import CompileConfig
 
     config: Any = CompileConfig(backend=case.inner, fullgraph=False)
@@ -63,7 +64,8 @@ WAYS: dict[str, Way] = {
 
 
 def first(way: Way, case: Case, tokens: Tensor) -> Row:
-    """Of this process: seconds by the clock and of the processors, the compilers' too."""
+    """Returns figures of this process: wall-clock seconds and processor seconds, including those of
+    compilers."""
     model = load(case)
     found: Row = {}
     wall, cpu = time.perf_counter(), cpu_seconds()
@@ -87,7 +89,8 @@ def one(name: str, folder: Path, tokens: Path, threads: int) -> Row:
 
 
 def one_round(name: str, folder: Path, told: Tensor, threads: int) -> dict[str, Row]:
-    """`told`: a prompt [1, L]. It is a file, as texts are in a cache folder too."""
+    """Runs a round. `told`: a prompt [1, L]. It is passed as a file, because texts are in a cache
+    folder too."""
     with TemporaryDirectory() as kept:
         torch.save(told, tokens := f"{kept}/tokens")
         places = {"TORCHINDUCTOR_CACHE_DIR": f"{kept}/inductor", "XDG_CACHE_HOME": f"{kept}/xdg"}
@@ -100,7 +103,7 @@ def one_round(name: str, folder: Path, told: Tensor, threads: int) -> dict[str, 
 
 
 def rows(name: str, folder: Path, told: Tensor, threads: int, rounds: int) -> list[Row]:
-    """Two, of medians; one with the reason where it does not run."""
+    """Returns two rows, of medians, or one with the reason if the way does not run."""
     head = {"way": name, "threads": threads}
     try:
         found = [one_round(name, folder, told, threads) for _ in range(rounds)]

@@ -1,4 +1,4 @@
-"""A benchmark in a fresh process, whose last line is JSON; how it failed, as a sentence."""
+"""Runs a benchmark in a fresh process whose last line is JSON; a failure becomes a sentence."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from benchmarks.common import ROOT
 
 
 class FailedError(Exception):
-    """The process ended in an error. The message is its last line, or the signal."""
+    """Raised if the process ended in an error. The message is its last line, or the signal."""
 
 
 def in_a_process(
     module: str, *arguments: str, environment: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
-    """`environment`: what its variables have beside those of this process."""
+    """Runs a module and returns the JSON of its last line. `environment`: variables in addition to
+    those of this process."""
     done = subprocess.run(
         [sys.executable, "-m", module, *arguments],
         cwd=ROOT,

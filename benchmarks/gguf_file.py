@@ -1,7 +1,7 @@
 """The weights of a language model of transformers as a GGUF file for llama.cpp, in Q8_0 or Q4_0.
 
 Rows of Q8_0 are blocks of 32 codes with a scale of 16 bits; norms are float32. The embedding is
-quantized too: it is the head. There is no vocabulary: llama.cpp is given tokens.
+quantized too, because it is also the head. There is no vocabulary: llama.cpp receives tokens.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ BLOCK = 32
 
 @dataclass(frozen=True)
 class Architecture:
-    """`name`: llama.cpp's. `interleaved`: the two features of a rotary pair are beside each other,
-    where transformers has them half a head apart. `norm`: what it multiplies by is the weight of
-    transformers and this much."""
+    """An architecture. `name`: llama.cpp's name. `interleaved`: the two features of a rotary pair
+    are adjacent, while in transformers they are half a head apart. `norm`: a number to add to the
+    weights of norms in transformers."""
 
     name: str
     interleaved: bool = False
@@ -39,9 +39,11 @@ EVERY = 6  # of the layers of Gemma 3 sees all
 
 
 def gguf_file(inner: Any, kind: str) -> Path:
-    """Of a model without its head, which must be the embedding; made at the first call.
+    """Returns the GGUF file of a model without its head, which must be the embedding; made at the
+    first call.
 
-    Raises UnsupportedError where llama.cpp would run another model."""
+    Raises UnsupportedError if llama.cpp would run a different model.
+    """
     check(inner.config)
     import gguf
 
@@ -50,7 +52,7 @@ def gguf_file(inner: Any, kind: str) -> Path:
 
 
 def check(config: Any) -> None:
-    """Raises UnsupportedError as `gguf_file` does."""
+    """Raises UnsupportedError if `gguf_file` would."""
     if config.model_type not in ARCHITECTURES:
         known, kind = ", ".join(ARCHITECTURES), config.model_type
         raise UnsupportedError(f"GGUF files are written here for {known}, and this is {kind}.")
@@ -64,7 +66,7 @@ def check(config: Any) -> None:
 
 
 def _check_gemma3(config: Any) -> None:
-    """What llama.cpp takes as known, beside the file."""
+    """Checks the constants that llama.cpp assumes and that the file does not contain."""
     known = {
         "turn in windows by": (config.rope_parameters["sliding_attention"]["rope_theta"], 10_000.0),
         "divide scores by the root of": (config.query_pre_attn_scalar, config.head_dim),

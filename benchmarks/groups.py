@@ -1,7 +1,7 @@
-"""One linear layer in int8 whose groups of K have scales of their own, against one scale a row.
+"""One linear layer in int8 with scales for groups of K, compared with one scale per row.
 
-Activations are floats, which the operator rotates and quantizes; each kind runs in turn, on every
-ISA of this machine. A ratio is the kind's median time over that of one scale a row.
+The operator rotates and quantizes float activations. The kinds take turns, on every ISA of this
+machine. A ratio is the kind's median time divided by that of one scale per row.
     python -m benchmarks.groups [--threads 1] [--shapes 128x768x3072,...] [--save]
 """
 
@@ -29,7 +29,7 @@ BASELINE = "one scale a row"
 
 
 class Kind(NamedTuple):
-    """Which operands have groups, of which size; and zero points."""
+    """A kind of linear: which operands have groups, of which size, and zero points."""
 
     group: int
     x: bool = True
@@ -49,7 +49,7 @@ OPS = torch.ops.qfx
 
 
 def calls(shape: Shape) -> dict[str, Callable[[], Tensor]]:
-    """Each kind of linear, as a function that runs it."""
+    """Returns a function that runs the linear for each kind."""
     generator = torch.Generator().manual_seed(0)
     x_mk, w_nk, bias_n = (
         torch.randn(size, generator=generator)
@@ -67,7 +67,7 @@ def calls(shape: Shape) -> dict[str, Callable[[], Tensor]]:
 
 
 def measure(shape: Shape, rounds: int) -> list[dict[str, Any]]:
-    """A row for each ISA, in the same turns."""
+    """Returns a row for each ISA; all kinds and ISAs take turns."""
     made = calls(shape)
     isas = [isa for isa in _C.isas() if isa != "ref" or shape.macs <= LARGEST_FOR_REF]
     candidates = {

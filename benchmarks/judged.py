@@ -1,8 +1,8 @@
-"""Trained models with the data that judges them: what benchmarks/accuracy.py compares.
+"""Trained models with evaluation data, as compared by benchmarks/accuracy.py.
 
-Here a language model and one of images; encoders are in judged_encoders.py, speech in
-judged_speech.py. Each model takes tensors and returns one; its outputs in float are what int8 ones
-are judged by.
+This file has a language model and a vision model; encoders are in judged_encoders.py, speech in
+judged_speech.py. Each model takes tensors and returns one; its float outputs are the reference for
+those in int8.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ Figures = dict[str, float]
 
 @dataclass(frozen=True)
 class Judged:
-    """`score(outputs, expected)`: figures of the outputs for `inputs`, beside those in float."""
+    """A model with its evaluation. `score(outputs, expected)`: figures of the outputs for `inputs`,
+    compared with those in float."""
 
     model: nn.Module
     inputs: Sequence[tuple[Tensor, ...]]
@@ -45,7 +46,7 @@ class Judged:
 def language(
     texts: int = 12, tokens: int = 128, sections: Sequence[str] = ("common-countries", "world")
 ) -> Judged:
-    """SmolLM2 on news texts and on questions for capitals."""
+    """Returns SmolLM2 with news texts and questions about capitals."""
     model, tokenizer = smollm.load()
     tasks = {
         "news": smollm.news(tokenizer, texts, tokens),
@@ -68,7 +69,8 @@ def _language(
 
 
 def divergence(task: smollm.Task, logits: Tensor, expected: Tensor) -> Figures:
-    """Perplexity, mean KL(float || int8) in nats and top-1 agreement over all predicted tokens."""
+    """Returns perplexity, mean KL(float || int8) in nats and top-1 agreement over all predicted
+    tokens."""
     nll = kl = same = 0.0
     for real, target, found, wanted in zip(task.real, task.targets, logits, expected, strict=True):
         log_q, log_p = F.log_softmax(found[real], -1), F.log_softmax(wanted[real], -1)
@@ -80,8 +82,8 @@ def divergence(task: smollm.Task, logits: Tensor, expected: Tensor) -> Figures:
 
 
 def images() -> Judged:
-    """The vision transformer of benchmarks/digits.py, trained in float for 30 epochs, seed 0. It is
-    calibrated on 512 of the images that it was trained on."""
+    """Returns the vision transformer of benchmarks/digits.py, trained in float for 30 epochs, seed
+    0. It is calibrated on 512 of its training images."""
     torch.manual_seed(0)
     training, held_out = digits.Data.load()
     model = digits.DigitsViT()

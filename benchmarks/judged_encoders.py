@@ -1,5 +1,5 @@
-"""Sentence encoders, judged by 50 texts and two lists of word pairs, with the similarity that
-people see in them. They are calibrated on the beginnings of 64 other texts."""
+"""Sentence encoders, evaluated by 50 texts and two lists of word pairs with similarities judged by
+people. They are calibrated on the beginnings of 64 other texts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ Pairs = list[tuple[str, str, float]]
 
 
 class Embedding(nn.Module):
-    """What the tokenizer calls `names`, each [B, L] -> sentence embeddings [B, features]."""
+    """A sentence encoder: the inputs that the tokenizer calls `names`, each [B, L] -> sentence
+    embeddings [B, features]."""
 
     def __init__(self, model: nn.Module, names: Sequence[str]) -> None:
         super().__init__()
@@ -35,18 +36,18 @@ class Embedding(nn.Module):
 
 
 def small() -> Judged:
-    """MiniLM."""
+    """Returns MiniLM with its evaluation."""
     data = minilm.load()
     return sentences(data.model, data.tokenizer, data)
 
 
 def base() -> Judged:
-    """all-mpnet-base-v2."""
+    """Returns all-mpnet-base-v2 with its evaluation."""
     return sentences(*mpnet.load(), minilm.load())
 
 
 def sentences(model: nn.Module, tokenizer: Any, data: minilm.MiniLM) -> Judged:
-    """An encoder judged by the texts of `data`, of each 128 tokens at most."""
+    """Returns an encoder evaluated by the texts of `data`, each of at most 128 tokens."""
     folder = minilm.fetch(minilm.TEXTS, {f"{minilm.TEXTS_FOLDER}/{n}": s for n, s in WORDS.items()})
     lists = {name: _pairs((folder / minilm.TEXTS_FOLDER / name).read_text()) for name in WORDS}
     words = sorted({w for pairs in lists.values() for a, b, _ in pairs for w in (a, b)})

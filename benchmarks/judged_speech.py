@@ -1,5 +1,5 @@
-"""Whisper, judged by speech: how far the distribution of each next token is from float's, behind
-the tokens that float heard before it."""
+"""Whisper, evaluated on speech: how far the distribution of each next token is from float's, after
+the tokens that the float model transcribed before it."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ WORDS = 50  # of a text: about 20 of the 30 seconds that the model hears
 
 
 def speech(clips: int = 12, others: int = 16) -> Judged:
-    """One recording and `clips` news texts that were synthesized, in one batch. It is calibrated on
-    `others`, two at a time, behind their own words."""
+    """Returns Whisper with one recording and `clips` synthesized news texts in one batch. It is
+    calibrated on `others`, two at a time, after their own words."""
     model, tokenizer = whisper.load()
     texts = [" ".join(t.split()[:WORDS]) for t in smollm.news_texts()[: clips + others]]
     vocabulary = tokenizer.get_vocab()
@@ -46,8 +46,8 @@ def _task(prompt: list[int], rows: Sequence[list[int]]) -> smollm.Task:
 
 
 def _speech(task: smollm.Task, outputs: Sequence[Tensor], expected: Sequence[Tensor]) -> Figures:
-    """`same transcripts %`: of the clips of which each likeliest token is float's, so that the
-    model would hear the same words by itself."""
+    """Returns the figures. `same transcripts %`: clips in which each likeliest token is float's, so
+    that the model would transcribe the same words by itself."""
     (logits,), (wanted,) = outputs, expected
     found = divergence(task, logits, wanted)
     same = (logits.argmax(-1) == wanted.argmax(-1)) | ~task.real

@@ -1,7 +1,7 @@
-"""One linear layer: qfx's int8 on every ISA of this machine against F.linear in float32; also in
-7 bits where that has kernels of its own.
+"""One linear layer: qfx's int8 on every ISA of this machine, compared with F.linear in float32;
+also in 7 bits if there are kernels for it.
 
-Both run in one process, in turn. The int8 product is first checked to be exact.
+All run in one process, in turn. The int8 product is first checked to be exact.
     python -m benchmarks.linear [--threads 1] [--shapes 16x768x3072,...] [--save]
 """
 
@@ -39,7 +39,7 @@ OPS = torch.ops.qfx
 
 @dataclass(frozen=True)
 class Shape:
-    """y [m, n] = x [m, k] @ w [n, k].T"""
+    """The sizes of y [m, n] = x [m, k] @ w [n, k].T."""
 
     m: int
     k: int
@@ -70,7 +70,7 @@ class Case:
 
     @property
     def code(self) -> list[int]:
-        """How activations are quantized."""
+        """The quantization of activations."""
         return list(Code(self.bits, symmetric=0))
 
     def float32(self) -> Tensor:
@@ -95,13 +95,13 @@ class Kernel:
         _C.set_isa(self.isa)
 
     def multiply(self) -> int:
-        """The multiply instructions alone; returns the multiply-adds they made. The ceiling is that
-        of 8 bits for all: what fewer bits gain shows as more than 100 %."""
+        """Runs the multiply instructions alone and returns the number of multiply-adds. The ceiling
+        is that of 8 bits for all: the gain of fewer bits shows as more than 100 %."""
         return _C.multiply(100_000)
 
 
 def kernels() -> list[Kernel]:
-    """Fewer bits only where they have kernels of their own."""
+    """Returns the kernels; fewer bits only if they have kernels of their own."""
     found = []
     for isa in _C.isas():
         _C.set_isa(isa)
@@ -122,7 +122,8 @@ def make_case(shape: Shape, bits: int = 8) -> Case:
 
 
 def check_exact(case: Case, shape: Shape, isa: str) -> None:
-    """int8_mm on `isa` against a float64 matmul of the integers, which is exact below 2^53."""
+    """Checks int8_mm on `isa` against a float64 matmul of the integers, which is exact below
+    2^53."""
     _C.set_isa(isa)
     q_mk, _, zero_m1 = OPS.quantize(case.x_mk, case.code)
     found = OPS.int8_mm(q_mk, zero_m1, case.packed, shape.n)
@@ -133,7 +134,7 @@ def check_exact(case: Case, shape: Shape, isa: str) -> None:
 
 
 def measure(shape: Shape, rounds: int) -> list[dict[str, Any]]:
-    """One row for float32 and one for each kernel."""
+    """Returns one row for float32 and one for each kernel."""
     used = [k for k in kernels() if k.isa != "ref" or shape.macs <= LARGEST_FOR_REF]
     cases = {bits: make_case(shape, bits) for bits in {k.bits for k in used}}
     candidates = {FLOAT: Candidate(cases[8].float32)}
@@ -183,7 +184,8 @@ def run(
     default: Sequence[Shape],
     measure: Callable[[Shape, int], list[dict[str, Any]]],
 ) -> None:
-    """A benchmark of shapes as a command: prints or saves the rows of `measure`(shape, rounds)."""
+    """Runs a benchmark of shapes as a command: prints or saves the rows of `measure`(shape,
+    rounds)."""
     options = arguments(description, default)
     keep_memory()
     torch.set_num_threads(options.threads)

@@ -1,8 +1,8 @@
 """LoRA by PEFT on a float32 base and on int8 bases: time and memory of a step.
 
 SmolLM2-135M, 4 x 128 tokens of news, rank 8 on all linears but the head, AdamW. Each base has a
-fresh process, in turn; what libraries import and compile at first is done on a tiny model before.
-Seconds are those of the process, on one thread. Linux only: memory is read from /proc.
+fresh process, in turn; imports and first compilations are done on a tiny model before. Times are
+processor seconds, on one thread. Linux only: memory is read from /proc.
     python -m benchmarks.lora [--bases qfx,...] [--steps 20] [--rounds 3] [--save]
 """
 
@@ -35,8 +35,8 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Trained:
-    """Losses and seconds of each step; the first gradients of the adapters' second factors, zeros
-    where there is none (those of the first factors are zero then)."""
+    """Losses and seconds of each step, and the first gradients of the adapters' second factors,
+    zeros for those without (the gradients of the first factors are zero then)."""
 
     losses: list[float]
     seconds: list[float]
@@ -44,7 +44,7 @@ class Trained:
 
 
 def train(model: Model, ids: Tensor, steps: int) -> Trained:
-    """Steps of AdamW on the adapters of `model`, always on the same tokens [B, L]."""
+    """Runs steps of AdamW on the adapters of `model`, always on the same tokens [B, L]."""
     second = [p for n, p in model.named_parameters() if "lora_B" in n]
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=RATE)
     losses, seconds, gradients = [], [], []
@@ -62,7 +62,7 @@ def train(model: Model, ids: Tensor, steps: int) -> Trained:
 
 
 def tiny(folder: Path) -> Path:
-    """A model of a few thousand weights, saved in `folder`."""
+    """Saves a model of a few thousand weights in `folder`."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     LlamaForCausalLM(LlamaConfig(**TINY)).save_pretrained(folder)
@@ -70,22 +70,22 @@ def tiny(folder: Path) -> Path:
 
 
 def rehearse(library: Library) -> None:
-    """All that a library imports, compiles and allocates once, on a tiny model."""
+    """Does everything that a library imports, compiles and allocates once, on a tiny model."""
     with tempfile.TemporaryDirectory() as folder:
         model = library.adapt(library.quantize(tiny(Path(folder))))
         train(model, torch.arange(64)[None], 2)
 
 
 def own_pages(model: Model) -> None:
-    """Float weights that are pages of a mapped file become memory of their own: one of them would
-    keep all of the file resident."""
+    """Copies float weights that are pages of a mapped file: one of them would keep the whole file
+    resident."""
     for parameter in model.parameters():
         if type(parameter) is nn.Parameter and parameter.is_floating_point():
             parameter.data = parameter.data.clone()
 
 
 def measure(library: Library, folder: Path, ids: Tensor, steps: int) -> tuple[Model, Trained, Row]:
-    """Of this process: the first step is not timed, but its memory counts."""
+    """Measures in this process: the first step is not timed, but its memory counts."""
     rehearse(library)
     before = resident()
     torch.manual_seed(0)
@@ -109,7 +109,7 @@ def measure(library: Library, folder: Path, ids: Tensor, steps: int) -> tuple[Mo
 
 
 def tokens() -> tuple[Path, Tensor]:
-    """The folder of SmolLM2, and BATCH x LENGTH tokens of news."""
+    """Returns the folder of SmolLM2, and BATCH x LENGTH tokens of news."""
     from transformers import AutoTokenizer
 
     from benchmarks.smollm import converted, passages
@@ -120,7 +120,7 @@ def tokens() -> tuple[Path, Tensor]:
 
 
 def row_of(base: str, rounds: list[Row]) -> Row:
-    """Medians over the rounds."""
+    """Returns a row of medians over the rounds."""
     middle = {key: median(r[key] for r in rounds) for key in rounds[0]}
     digits = {"base_mb": 0, "step_mb": 0}
     figures = {key: round(value, digits.get(key, 3)) for key, value in middle.items()}

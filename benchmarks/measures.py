@@ -1,4 +1,4 @@
-"""What `benchmarks/architectures.py` measures of one model: coverage, inference, training."""
+"""Measurements of one model for `benchmarks/architectures.py`: coverage, inference, training."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Row = dict[str, Any]
 
 
 def coverage(model: nn.Module, inputs: Inputs, inner: str) -> Row:
-    """What `explain` lists, and what ran without being listed. No compiler is involved."""
+    """Returns what `explain` lists, and what ran without being listed. No compiler is involved."""
     ran = linears_that_run(model, inputs)
     torch._dynamo.reset()
     report = qfx.explain(model, options={"minimum_gain": 0}, **inputs)
@@ -52,7 +52,8 @@ def coverage(model: nn.Module, inputs: Inputs, inner: str) -> Row:
 
 
 def linears_that_run(model: nn.Module, inputs: Inputs) -> dict[nn.Module, str]:
-    """Every nn.Linear and Conv1D (a linear stored transposed) that a float forward calls."""
+    """Returns every nn.Linear and Conv1D (a linear stored transposed) that a float forward
+    calls."""
     from transformers.pytorch_utils import Conv1D
 
     names: dict[nn.Module, str] = {
@@ -73,18 +74,20 @@ def _run_hooked(model: nn.Module, inputs: Inputs, hooks: Sequence[Any]) -> Any:
 
 
 def reasons(report: Report) -> dict[str, int]:
-    """Why matmuls stayed float, without the names of single nodes and this machine's times."""
+    """Returns why matmuls stayed float, without the names of single nodes and this machine's
+    times."""
     return merged(row.reason or "no reason" for row in report.rows if row.scheme == "float")
 
 
 def merged(found: Iterable[str]) -> dict[str, int]:
-    """How often each reason occurs, apart from what is particular."""
+    """Counts the reasons, ignoring details that are specific to a node."""
     names = (re.sub(r"computed by \w+", "computed", reason) for reason in found)
     return dict(Counter(re.sub(r"int8 would be .*", "int8 would be slower", n) for n in names))
 
 
 def unlisted(model: nn.Module, inputs: Inputs) -> dict[str, int]:
-    """Graph nodes that multiply matrices inside, and that qfx does not know for matmuls."""
+    """Counts graph nodes that multiply matrices internally and that qfx does not recognize as
+    matmuls."""
     found: Counter[str] = Counter()
 
     class Watch(fx.Interpreter):
@@ -113,9 +116,10 @@ def _name(target: Any) -> str:
 
 
 def noise_db(model: nn.Module, inputs: Inputs, report: Report) -> float:
-    """SQNR of the float model with white noise on the outputs of its linears and convolutions.
+    """Returns the SQNR of the float model with white noise on the outputs of its linears and
+    convolutions.
 
-    The noise is as strong at each as its own int8 error. Median of some draws.
+    The noise at each is as strong as its own int8 error. The result is the median of several draws.
     """
     strength = {row.module: row.sqnr_db for row in report.rows if row.sqnr_db is not None}
 
@@ -153,7 +157,8 @@ def inference(model: nn.Module, inputs: Inputs, inner: str) -> Row:
 
 
 def training(model: nn.Module, inputs: Inputs, inner: str) -> Row:
-    """One step: the cosine of all parameter gradients; None if no matmul was int8 in it."""
+    """Measures one step: the cosine of all parameter gradients; None if no matmul was int8 in
+    it."""
     model.train()
     expected = gradients(model, model, inputs)
     with plans() as seen, warnings.catch_warnings(record=True) as caught:
@@ -174,7 +179,8 @@ def _flat(tensors: dict[str, Tensor]) -> Tensor:
 
 
 def gradients(model: nn.Module, run: Any, inputs: Inputs) -> dict[str, Tensor]:
-    """Of every parameter; zeros where it takes no part, for which autograd has no gradient."""
+    """Returns the gradient of every parameter; zeros if autograd has none because the parameter is
+    unused."""
     model.zero_grad()
     loss(model, run, inputs).backward()
     named = model.named_parameters()
@@ -182,7 +188,7 @@ def gradients(model: nn.Module, run: Any, inputs: Inputs) -> dict[str, Tensor]:
 
 
 def loss(model: nn.Module, run: Any, inputs: Inputs) -> Tensor:
-    """A language model's own loss, else a fixed random projection of the main output."""
+    """Returns a language model's own loss, else a fixed random projection of the main output."""
     own = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "MTModel")
     if type(model).__name__.endswith(own):
         return run(**inputs, labels=inputs.get("decoder_input_ids", inputs.get("input_ids"))).loss
@@ -191,7 +197,7 @@ def loss(model: nn.Module, run: Any, inputs: Inputs) -> Tensor:
 
 
 def main_output(outputs: Any) -> Tensor:
-    """Logits, or the last hidden state: the first tensor that the model names."""
+    """Returns logits, or the last hidden state: the first tensor that the model names."""
     return next(v for v in outputs.values() if isinstance(v, Tensor))
 
 
@@ -203,8 +209,8 @@ def compiled(model: nn.Module, inner: str, dynamic: bool | None = None) -> Any:
 
 @contextmanager
 def plans() -> Iterator[dict[Any, Plan]]:
-    """The plans that the backend logs while it compiles, the last one of each compilation: Dynamo
-    may start one anew."""
+    """Collects the plans that the backend logs while it compiles, the last one of each compilation,
+    because Dynamo may restart one."""
     seen: dict[Any, Plan] = {}
 
     class Collect(logging.Handler):

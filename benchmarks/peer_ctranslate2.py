@@ -1,4 +1,4 @@
-"""CTranslate2 in int8: the architectures that its converter for `transformers` knows."""
+"""CTranslate2 in int8, for the architectures that its converter for `transformers` supports."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ UNKNOWN = "No conversion is registered"  # how the converter's error begins
 
 
 def ctranslate2_int8(model: nn.Module, inputs: Inputs) -> Run:
-    """It keeps a cache of its own: each call runs the next token of a generation, behind a past
-    that grows by it. A language model gives logits and no hidden state."""
+    """Runs a model by CTranslate2. It keeps a cache of its own: each call runs the next token of a
+    generation, after a past that grows by one. A language model returns logits and no hidden state.
+    """
     import ctranslate2
 
     inner: Any = model.model
@@ -32,7 +33,7 @@ def ctranslate2_int8(model: nn.Module, inputs: Inputs) -> Run:
 
 
 class _Tokens:
-    """Names for a model that has no tokenizer."""
+    """Names of tokens for a model that has no tokenizer."""
 
     bos_token, eos_token, unk_token = "<1>", "<2>", "<0>"
 
@@ -68,8 +69,8 @@ def _write(inner: Any, folder: Path) -> None:
 
 
 def _as_the_converter_expects(inner: Any) -> Any:
-    """A copy, since some loaders take the model apart. That of BERT asks for a pooler and for an
-    option that `transformers` 5 no longer has."""
+    """Returns a copy, because some loaders take the model apart. The one for BERT requires a pooler
+    and an option that `transformers` 5 no longer has."""
     from transformers import BertModel
     from transformers.models.bert.modeling_bert import BertPooler
 
@@ -85,7 +86,7 @@ def _threads() -> dict[str, Any]:
 
 
 def _arrays(tokens: Tensor) -> tuple[Any, Any]:
-    """Tokens [B, L] and their lengths [B]."""
+    """Returns tokens [B, L] and their lengths [B] as CTranslate2's arrays."""
     import ctranslate2
 
     lengths = torch.full((tokens.shape[0],), tokens.shape[1], dtype=torch.int32)
@@ -139,8 +140,8 @@ def _decode(folder: Path, model: Any, inputs: Inputs) -> Run:
 
 
 class Steps:
-    """A generation that is led token by token: it waits in its callback until the next is asked
-    for. Asking anew behind a cached prompt would time a copy of the keys and values too."""
+    """A generation controlled token by token: it waits in its callback until the next token is
+    requested. A new call after a cached prompt would also time a copy of the keys and values."""
 
     def __init__(self, generate: Callable[..., Any]) -> None:
         self.generate = generate
@@ -150,9 +151,10 @@ class Steps:
         self.thread = threading.Thread(target=self._run, daemon=True)
 
     def next(self) -> Tensor:
-        """Logits [V] behind one token more; the first call reads the prompt too.
+        """Returns logits [V] after one more token; the first call also reads the prompt.
 
-        Raises RuntimeError when the generation has ended, as where no positions are left."""
+        Raises RuntimeError if the generation has ended, for example because no positions are left.
+        """
         if self.thread.ident is None:
             self.thread.start()
         else:

@@ -1,6 +1,6 @@
-"""llama.cpp with weights in Q8_0, whose activations are quantized in such blocks too.
+"""llama.cpp with weights in Q8_0; activations are quantized in the same kind of blocks.
 
-`llama-cpp-python` is built where it is installed, for the instructions of that processor.
+`llama-cpp-python` is built during installation, for the instructions of the processor.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ llama.eval([0] * count)
 
 
 def llama_cpp_q8(model: nn.Module, inputs: Inputs) -> Run:
-    """It keeps a cache of its own, which is cut back to the past before each call. It gives logits
-    and no hidden state."""
+    """Runs a model by llama.cpp. It keeps a cache of its own, which is cut back to the past before
+    each call. It returns logits and no hidden state."""
     inner: Any = model.model
     _check(model, inner.config, len(inputs[0]))
     import llama_cpp

@@ -25,13 +25,15 @@ GROUP = 64  # activations that share a scale in OpenVINO: the fastest group, as 
 
 
 def torch_dynamic(model: nn.Module, inputs: Inputs) -> Run:
-    """7-bit weights and activations where the CPU has no VNNI."""
+    """Runs torch's dynamic quantization; weights and activations have 7 bits if the CPU has no
+    VNNI."""
     quantized = torch.ao.quantization.quantize_dynamic(model, {nn.Linear}, dtype=torch.qint8)
     return lambda: quantized(*inputs)
 
 
 def bfloat16(model: nn.Module, inputs: Inputs) -> Run:
-    """Under autocast, by Inductor with frozen weights: else it would convert them at each call."""
+    """Runs under autocast, by Inductor with frozen weights, which otherwise would be converted at
+    each call."""
     from torch._inductor import config
 
     compiled = compiled_apart(model, "inductor")
@@ -50,8 +52,8 @@ RECIPE = {"cpp_wrapper": True, "max_autotune": True, "cpp.enable_concat_linear":
 
 
 def torchao_compiled(settings: dict[str, Any], model: nn.Module, inputs: Inputs) -> Run:
-    """With frozen weights, as its documentation asks for on CPUs. `set_inductor_config` is meant
-    for GPUs, and would change Inductor for every candidate."""
+    """Runs torchao with frozen weights, as its documentation recommends on CPUs.
+    `set_inductor_config` is meant for GPUs, and would change Inductor for every candidate."""
     from torch._inductor import config
     from torchao.quantization import Int8DynamicActivationInt8WeightConfig, quantize_
 
@@ -72,7 +74,8 @@ def onnx_float(model: nn.Module, inputs: Inputs) -> Run:
 
 
 def onnx_dynamic(weights: str, reduce_range: bool, model: nn.Module, inputs: Inputs) -> Run:
-    """Weights per channel; `weights` is QInt8 or QUInt8, activations are uint8 per tensor."""
+    """Runs ONNX Runtime's dynamic quantization: weights per channel, where `weights` is QInt8 or
+    QUInt8, and uint8 activations per tensor."""
     import onnx
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
@@ -130,12 +133,13 @@ def openvino(change: Callable[[Any], None], model: nn.Module, inputs: Inputs) ->
 
 
 def as_it_is(model: Any) -> None:
-    """Float."""
+    """Leaves the model in float."""
 
 
 def int8_weights(model: Any) -> None:
-    """Weights of an OpenVINO model to int8, symmetric, one scale for each output; the CPU plugin
-    then quantizes activations at run time. NNCF's `compress_weights` writes the same nodes."""
+    """Converts the weights of an OpenVINO model to int8, symmetric, one scale for each output; the
+    CPU plugin then quantizes activations at run time. NNCF's `compress_weights` writes the same
+    nodes."""
     import numpy as np
     from openvino import opset13
 

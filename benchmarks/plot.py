@@ -1,7 +1,7 @@
-"""Draws the saved results of `benchmarks.models`: speed against float32 eager, and SQNR beside it.
+"""Draws the saved results of `benchmarks.models`: speed relative to float32 eager, and SQNR.
 
     python -m benchmarks.plot [benchmarks/results/<cpu>-models.json] [--threads 1]
-Writes an SVG of the same name beside each file; all files of that kind by default.
+Writes an SVG with the same name next to each file; by default for all files of `benchmarks.models`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Row = dict[str, Any]
 
 
 def draw(rows: list[Row], title: str, path: Path) -> None:
-    """One panel a model, one bar a candidate that ran."""
+    """Draws one panel for each model, and one bar for each candidate that ran."""
     models = list(dict.fromkeys(row["model"] for row in rows))
     panels = [[r for r in rows if r["model"] == m and "reason" not in r] for m in models]
     heights = [len(panel) + 2 for panel in panels]

@@ -1,4 +1,4 @@
-"""What it costs to begin: CPU seconds of compiling BERT-base and calling it once.
+"""The cost of starting: CPU seconds of compiling BERT-base and calling it once.
 
 Each sample is a fresh process with an empty Inductor cache. qfx is measured without and with its
 cost table on disk, which one process measures for all later ones.
@@ -37,7 +37,8 @@ Sample = dict[str, float]
 
 
 def first_call(candidate: str) -> Sample:
-    """Seconds from `torch.compile` to the end of the first call, the compilers' included."""
+    """Returns the seconds from `torch.compile` to the end of the first call, including those of
+    compilers."""
     model, inputs = TABLE[MODEL].build()
     cpu, wall = cpu_seconds(), time.perf_counter()
     with torch.no_grad():
@@ -66,7 +67,7 @@ def one_round(threads: int) -> dict[str, Sample]:
 
 
 def rows(rounds: list[dict[str, Sample]], threads: int) -> list[dict[str, Any]]:
-    """Medians, and the ratio of CPU seconds to those of float32 Inductor."""
+    """Returns medians, and the ratio of CPU seconds to those of float32 Inductor."""
     cpu, wall = (
         {name: median(r[name][part] for r in rounds) for name in BACKENDS}
         for part in ("cpu_s", "wall_s")

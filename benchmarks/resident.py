@@ -10,7 +10,7 @@ _STATUS, _FORGET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
 def resident() -> int:
-    """Bytes, after what is free was given back to the system (glibc)."""
+    """Returns bytes, after free memory was returned to the system (glibc)."""
     gc.collect()
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
@@ -23,7 +23,7 @@ def forget_peak() -> None:
 
 
 def peak() -> int:
-    """Bytes: the most since `forget_peak`."""
+    """Returns the maximum in bytes since `forget_peak`."""
     return _bytes("VmHWM")
 
 

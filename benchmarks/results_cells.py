@@ -1,4 +1,5 @@
-"""What the tables of docs/results.md say of one row of a saved file: columns and their text."""
+"""The cells of the tables in docs/results.md for one row of a saved file: columns and their
+text."""
 
 from __future__ import annotations
 
@@ -13,12 +14,13 @@ CLOSE = 0.2  # of a prediction, relative
 
 
 def model(row: Row, rows: list[Row]) -> dict[str, str]:
-    """One column a number of threads."""
+    """Returns one column for each number of threads."""
     return {threads(row): "not run" if "reason" in row else speed(row, rows)}
 
 
 def speed(row: Row, rows: list[Row]) -> str:
-    """Speed and SQNR; the baseline in ms; a star where the row has a baseline of its own run."""
+    """Returns speed and SQNR; for the baseline, milliseconds. A star marks a row whose baseline was
+    measured in a run of its own and is not shown."""
     if row["candidate"] == "float32 eager":
         return f"{row['median_ms']:.{0 if row['median_ms'] > 100 else 1}f} ms"
     keys = ("model", "threads", "commit")
@@ -40,7 +42,8 @@ def threads(row: Row) -> str:
 
 
 def places(rows: list[Row]) -> list[str]:
-    """Of one model: where qfx stands for each number of threads, then what did not run and why."""
+    """Returns, for one model, the rank of qfx for each number of threads, then what did not run and
+    why."""
     lines = []
     for count in dict.fromkeys(threads(row) for row in rows):
         own = [row for row in rows if threads(row) == count]
@@ -97,7 +100,7 @@ def bandwidth(row: Row, rows: list[Row]) -> dict[str, str]:
 
 
 def cost(row: Row, rows: list[Row]) -> dict[str, str]:
-    """Of all rows of the instruction set: how many are predicted within CLOSE."""
+    """Returns, over all rows of the instruction set, how many are predicted within CLOSE."""
     own = [r for r in rows if r["isa"] == row["isa"]]
     errors = {"float": "float_error", "int8": "int8_error", "the gain": "ratio_error"}
     within = {n: sum(abs(r[key]) <= CLOSE for r in own) / len(own) for n, key in errors.items()}
@@ -123,7 +126,7 @@ def _divergence(row: Row) -> dict[str, str]:
 
 
 def _how(row: Row) -> dict[str, str]:
-    """Seconds of a calibration, and the schemes that the matmuls got."""
+    """Returns the seconds of a calibration, and the schemes of the matmuls."""
     seconds = row.get("calibration s")
     schemes = row.get("schemes", "")
     return {"calibration": f"{seconds:.0f} s" if seconds else "", "schemes": schemes}
@@ -197,7 +200,7 @@ FIGURES: dict[str, tuple[str, ...]] = {
 
 
 def citizen(row: Row, rows: list[Row]) -> dict[str, str]:
-    """A column a task: lines, what came of them if they did not work, figures."""
+    """Returns a column for each task: lines, the outcome unless the task worked, and figures."""
     came = row.get("outcome", "not run")
     figures = [text.format(**row) for text in FIGURES[row["task"]] if _has(row, text)]
     parts = [f"{row['lines']} line{'' if row['lines'] == 1 else 's'}", *figures]
@@ -209,7 +212,7 @@ def _has(row: Row, text: str) -> bool:
 
 
 def went_wrong(rows: list[Row]) -> list[str]:
-    """What errors said, and how it was found that an answer is wrong."""
+    """Returns the messages of errors, and how a wrong result was detected."""
     said = [(row, row.get("said") or row.get("reason")) for row in rows]
     lines = [f"{row['library']}, {row['task']}: {text}" for row, text in said if text]
     return [line if line.endswith(".") else f"{line}." for line in lines]

@@ -1,4 +1,4 @@
-"""The tables of docs/results.md about language models that write."""
+"""The tables of docs/results.md about decoding with language models."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ those on another machine. AMD 26-2 is an EPYC with Zen 5 cores, AMD 25-17 an EPY
 
 @dataclass(frozen=True)
 class Saved:
-    """One file: the processor's short name, its own name, the machine, its rows."""
+    """One saved file: the processor's short name, the file's name, the machine and its rows."""
 
     processor: str
     name: str
@@ -66,24 +66,25 @@ class Saved:
 
 
 def short_name(machine: Row) -> str:
-    """`AMD 26-2`: hypervisors hide names, so the family and the model stand beside the maker."""
+    """Returns a name such as `AMD 26-2`: hypervisors hide names, so family and model follow the
+    maker."""
     maker = machine["cpu"].split()[0].removesuffix("(R)")
     return " ".join([maker, "-".join(v for v in machine["family_model"] if v)]).strip()
 
 
 def long_name(machine: Row) -> str:
-    """All that the name of its files is made of."""
+    """Returns all parts of which the name of the files consists."""
     return " ".join([machine["cpu"], "-".join(v for v in machine["family_model"] if v)]).strip()
 
 
 def shows(section: Section, name: str) -> bool:
-    """Whether it is a table of the file of that name."""
+    """Whether the section shows the file of that name."""
     return re.fullmatch(f"(.+?)-{section.benchmark}", name) is not None
 
 
 def read(folder: Path = RESULTS) -> list[Saved]:
-    """Every file of the folder but those with pages of their own. Two processors have two names,
-    the longer ones where the short ones agree."""
+    """Reads every file of the folder except those with pages of their own. Each processor has a
+    different name: the long one if short names agree."""
     found = []
     for path in sorted(folder.glob("*.json")):
         if path.stem in ELSEWHERE:
@@ -99,7 +100,7 @@ def read(folder: Path = RESULTS) -> list[Saved]:
 
 
 def processors(files: Sequence[Saved]) -> str:
-    """One row for each processor: what is known of it."""
+    """Returns a table with one row for each processor."""
     rows = {}
     for f in files:
         host = f.machine
@@ -115,7 +116,7 @@ def processors(files: Sequence[Saved]) -> str:
 
 
 def sources(files: Sequence[Saved], section: Section) -> str:
-    """Under each table: the threads and the commits of its figures."""
+    """Returns the line under each table: the threads and the commits of its figures."""
     lines = []
     for f in files:
         shown = list(filter(section.only, f.rows))
@@ -131,10 +132,11 @@ def sources(files: Sequence[Saved], section: Section) -> str:
 
 
 def grid(files: Sequence[Saved], section: Section, name: str = "") -> dict[str, dict[str, str]]:
-    """Of the section's table of that name: what was measured -> processor and way -> text, with
-    every column in every row, those of a processor side by side.
+    """Returns the section's table of that name: what was measured -> processor and way -> text,
+    with every column in every row and those of a processor side by side.
 
-    Raises ValueError where a figure would stand in the place of another."""
+    Raises ValueError if a figure would replace another.
+    """
     found: dict[str, dict[str, str]] = {}
     columns: dict[str, dict[str, None]] = {f.processor: {} for f in files}
     for f, row in _ordered(files, section, name):
@@ -155,8 +157,8 @@ def _ordered(files: Sequence[Saved], section: Section, name: str) -> list[tuple[
 
 
 def tables(files: Sequence[Saved], section: Section) -> str:
-    """Of each a row for each thing measured, a column for each way of each processor, and below it
-    what the section says of each processor's rows."""
+    """Returns the tables of a section, each with a row for each thing measured and a column for
+    each way of each processor, followed by the section's lines about each processor's rows."""
     names = {section.table(row) for f in files for row in filter(section.only, f.rows)}
     return "\n".join(_table(files, section, name) for name in sorted(names))
 
@@ -173,7 +175,7 @@ def _table(files: Sequence[Saved], section: Section, name: str) -> str:
 
 
 def page(files: Sequence[Saved]) -> str:
-    """docs/results.md."""
+    """Returns the text of docs/results.md."""
     text, title = HEAD + processors(files), ""
     for section in SECTIONS:
         own = [f for f in files if shows(section, f.name) and any(map(section.only, f.rows))]
@@ -186,8 +188,8 @@ def page(files: Sequence[Saved]) -> str:
 
 
 def figure(files: Sequence[Saved]) -> str:
-    """The README's: whole models on one thread of one processor, the ways that a newcomer chooses
-    from."""
+    """Returns the README's table: whole models on one thread of one processor, with the ways that a
+    newcomer chooses from."""
     section = next(s for s in SECTIONS if s.benchmark == "models")
     of = next(f for f in files if shows(section, f.name) and f.processor == FIGURE_OF)
     own = [row for row in of.rows if row["threads"] == 1 and "reason" not in row]
@@ -200,7 +202,7 @@ def figure(files: Sequence[Saved]) -> str:
 
 
 def written() -> dict[Path, str]:
-    """The text that each page has by the saved results."""
+    """Returns the text of each page according to the saved results."""
     files, readme = read(), README.read_text()
     return {PAGE: page(files), README: FIGURE.sub(lambda _: figure(files), readme)}
 

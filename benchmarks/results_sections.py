@@ -1,4 +1,5 @@
-"""The tables of docs/results.md: which rows of a saved file each shows, and how it prints them."""
+"""The tables of docs/results.md: the rows of a saved file that each shows, and how it prints
+them."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ from benchmarks.settings import SETTINGS
 
 
 def _listed(row: Row) -> Any:
-    """Float first, then the settings as benchmarks/settings.py lists them, then others."""
+    """Returns a sort key: float first, then the settings in the order of benchmarks/settings.py,
+    then others."""
     known = ["float", *SETTINGS]
     return known.index(row["setting"]) if row["setting"] in known else len(known)
 

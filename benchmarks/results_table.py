@@ -1,4 +1,4 @@
-"""What a table of docs/results.md is."""
+"""The definition of a table in docs/results.md."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Section:
-    """One table. `benchmark`: a pattern of how its files' names end. `head`: of the first column,
-    filled by `row`. `cells`: columns of one processor and their text, of a row among all rows of
-    its file. `only`: which rows; `order`: a key to sort them by, else as they stand in the file.
-    `table`: the heading of a table of its own for some rows; `below`: lines under a table, of the
-    rows of one processor."""
+    """One table. `benchmark`: a pattern for the end of its files' names. `head`: the heading of the
+    first column, filled by `row`. `cells`: the columns of one processor and their text, for a row
+    among all rows of its file. `only`: which rows are shown. `order`: a key to sort them by; by
+    default the order of the file. `table`: the heading of a separate table for some rows. `below`:
+    lines under a table, for the rows of one processor."""
 
     benchmark: str
     title: str

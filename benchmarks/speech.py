@@ -1,8 +1,8 @@
 """Speech whose words are known: one recording of a human, and news texts that espeak-ng reads.
 
-Both come out of packages of the Python package index, once, into the cache folder of
-examples/minilm.py. espeak-ng is a synthesizer by rules: the same text gives the same sound, in a
-process that said the same before.
+Both are downloaded once, in packages of the Python package index, into the cache folder of
+examples/minilm.py. espeak-ng is a rule-based synthesizer: the same text gives the same sound, in a
+process that has spoken the same texts before.
 """
 
 from __future__ import annotations
@@ -40,16 +40,17 @@ Sound = Any  # float32 [samples] at RATE, in [-1, 1]
 
 
 def recording() -> Sound:
-    """WORDS_OF_BECKETT, spoken by a human."""
+    """Returns WORDS_OF_BECKETT, spoken by a human."""
     with wave.open(str(fetch(RECORDING, SHA256[RECORDING]) / BECKETT)) as file:
         assert file.getframerate() == RATE and file.getnchannels() == 1
         return np.frombuffer(file.readframes(file.getnframes()), np.int16) / np.float32(2**15)
 
 
 def spoken(texts: Sequence[str]) -> list[Sound]:
-    """Each text, read by espeak-ng in English.
+    """Returns each text, read by espeak-ng in English.
 
-    Raises RuntimeError when the download fails, or is not for this machine."""
+    Raises RuntimeError if the download fails, or is not for this machine.
+    """
     folder = fetch(SPEAKER, SHA256[SPEAKER])
     library = ctypes.CDLL(str(folder / LIBRARY))
     rate = library.espeak_Initialize(SYNCHRONOUS, 0, str((folder / DATA).parent).encode(), 0)

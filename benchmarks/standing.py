@@ -1,4 +1,4 @@
-"""Where qfx stands among the other ways to run a model: first, or n-th."""
+"""The rank of qfx among the other ways to run a model: first, or n-th."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ Row = dict[str, Any]
 
 
 def standings(rows: Sequence[Row]) -> list[str]:
-    """One line for each of OWN among `rows`, of one model and one number of threads.
+    """Returns one line for each of OWN among `rows`, of one model and one number of threads.
 
-    Ranked by the speed against float32 eager of the same run. The others are all that is not
-    qfx; a way that did not run counts for none."""
+    The rank is by the speed relative to float32 eager of the same run. The others are all ways that
+    are not qfx; a way that did not run is not counted.
+    """
     others = [r for r in rows if "reason" not in r and not r["candidate"].startswith("qfx")]
     found = {row["candidate"]: row for row in rows}
     return [f"{OWN[name]}: {_place(found[name], others)}" for name in OWN if name in found]

@@ -1,7 +1,7 @@
 """The models of the whole-model benchmark: `transformers` at full size, weights random.
 
 Each takes tensors and returns tensors, so that every peer can capture or export it: first the last
-hidden state, by which candidates are compared, then the logits of a language model.
+hidden state, on which candidates are compared, then the logits of a language model.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ SMOLLM2 = {
 
 
 class Encoder(nn.Module):
-    """Tokens [B, L] or pixels [B, 3, H, W] -> (hidden [B, L, D],)."""
+    """An encoder: tokens [B, L] or pixels [B, 3, H, W] -> (hidden [B, L, D],)."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class Encoder(nn.Module):
 
 
 class Prefill(nn.Module):
-    """Tokens [B, L] -> (hidden [B, L, D], logits [B, L, V])."""
+    """A prefill: tokens [B, L] -> (hidden [B, L, D], logits [B, L, V])."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
@@ -65,11 +65,11 @@ class Prefill(nn.Module):
 
 
 class Decode(nn.Module):
-    """One token [B, 1] behind a past of keys and values [B, heads, PAST, D / heads], two a layer
-    -> (hidden [B, 1, D], logits [B, 1, V], the longer keys and values...).
+    """A step: one token [B, 1] after a past of keys and values [B, heads, PAST, D / heads], two per
+    layer -> (hidden [B, 1, D], logits [B, 1, V], the longer keys and values...).
 
-    A cache that grows and is no state: what every exporter can express, and the same work for all.
-    `told` [B][PAST], the tokens of the past, is for programs that keep a cache of their own.
+    The cache grows and is not state: every exporter can express this, and the work is the same for
+    all. `told` [B][PAST], the tokens of the past, is for programs that keep a cache of their own.
     """
 
     def __init__(self, model: Any, told: list[list[int]]) -> None:
@@ -84,8 +84,8 @@ class Decode(nn.Module):
 
 
 def cache_of(past: Inputs) -> Any:
-    """A DynamicCache that holds `past` as it is: its constructor copies, through an empty tensor of
-    another rank, which OpenVINO cannot convert."""
+    """Returns a DynamicCache that holds `past` itself. Its constructor would copy, through an empty
+    tensor of another rank, which OpenVINO cannot convert."""
     from transformers.cache_utils import DynamicCache, DynamicLayer
 
     cache = DynamicCache()
@@ -106,7 +106,7 @@ def bert(batch: int, tokens: int, sizes: Sizes) -> tuple[nn.Module, Inputs]:
 
 
 def minilm(batch: int, tokens: int, sizes: Sizes) -> tuple[nn.Module, Inputs]:
-    """The sizes of all-MiniLM-L6."""
+    """Returns a model with the sizes of all-MiniLM-L6."""
     return bert(batch, tokens, {**MINILM, **sizes})
 
 
@@ -124,7 +124,7 @@ def prefill(language: Language, batch: int, tokens: int, sizes: Sizes) -> tuple[
 
 
 def decode(language: Language, batch: int, past: int, sizes: Sizes) -> tuple[nn.Module, Inputs]:
-    """The past is a real one, of random tokens."""
+    """Returns a step after a real past, of random tokens."""
     model = _own_head(language(sizes))
     tokens = torch.randint(4, model.config.vocab_size, (batch, past + 1))
     with torch.no_grad():
@@ -134,29 +134,30 @@ def decode(language: Language, batch: int, past: int, sizes: Sizes) -> tuple[nn.
 
 
 def opt(sizes: Sizes) -> Any:
-    """The defaults of OPTConfig are those of opt-125m."""
+    """Returns OPT. The defaults of OPTConfig are those of opt-125m."""
     from transformers import OPTConfig, OPTForCausalLM
 
     return OPTForCausalLM(OPTConfig(**sizes))
 
 
 def smollm2(sizes: Sizes) -> Any:
-    """The sizes of SmolLM2-135M."""
+    """Returns a model with the sizes of SmolLM2-135M."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     return LlamaForCausalLM(LlamaConfig(**{**SMOLLM2, **sizes}))
 
 
 def _own_head(model: Any) -> Any:
-    """The head is its own copy of the embedding, which exporters otherwise transpose and dequantize
-    at each call."""
+    """Gives the head its own copy of the embedding, which exporters otherwise transpose and
+    dequantize at each call."""
     model.lm_head.weight = nn.Parameter(model.lm_head.weight.detach().clone())
     return model
 
 
 @dataclass(frozen=True)
 class Subject:
-    """`make(batch, length, sizes)`: length in tokens, pixels or past tokens."""
+    """A model of the benchmark. `make(batch, length, sizes)`: length in tokens, pixels or past
+    tokens."""
 
     name: str
     make: Callable[[int, int, Sizes], tuple[nn.Module, Inputs]]
@@ -164,7 +165,8 @@ class Subject:
     length: int
 
     def build(self, sizes: Sizes | None = None) -> tuple[nn.Module, Inputs]:
-        """The model in eval mode and its inputs; `sizes` differ from the configuration's own."""
+        """Returns the model in eval mode and its inputs; `sizes` replace those of the
+        configuration."""
         torch.manual_seed(0)
         model, inputs = self.make(self.batch, self.length, sizes or {})
         return model.eval(), inputs

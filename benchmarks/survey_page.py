@@ -1,4 +1,4 @@
-"""docs/architectures.md: the tables of what `benchmarks/architectures.py` measured."""
+"""docs/architectures.md: the tables of the measurements by `benchmarks/architectures.py`."""
 
 from __future__ import annotations
 
@@ -46,7 +46,8 @@ torch {torch}, `minimum_gain` 0, inner compiler {inner}, commit {commit}.
 
 
 def page(static: Row, dynamic: Row) -> str:
-    """docs/architectures.md: a function of the results saved with known and with symbolic sizes."""
+    """Returns the text of docs/architectures.md for the results saved with known and with symbolic
+    sizes."""
     host, rows = static["machine"], static["rows"]
     head = HEAD.format(
         count=len(rows),
@@ -63,7 +64,7 @@ def page(static: Row, dynamic: Row) -> str:
 
 
 def table(rows: list[dict[str, str]]) -> str:
-    """Markdown without padding, so that one long cell does not widen every line."""
+    """Returns Markdown without padding, so that one long cell does not widen every line."""
     lines = [[*rows[0]], ["---"] * len(rows[0]), *([*row.values()] for row in rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
@@ -83,7 +84,7 @@ def meets(row: Row, key: str, bar: float) -> bool:
 
 
 def missed(row: Row) -> list[str]:
-    """The bars a row misses, in words."""
+    """Returns the bars that a row misses, in words."""
     words = [f"failed: {row['failure']}"] if row["failure"] else []
     words += [f"not listed: {', '.join(row['skipped'])}"] if row.get("skipped") else []
     if "sqnr_db" in row and not meets(row, "sqnr_db", SQNR_BAR):
@@ -96,7 +97,7 @@ def missed(row: Row) -> list[str]:
 
 
 def printed(row: Row) -> dict[str, str]:
-    """The cells of a row; what was not measured is empty."""
+    """Returns the cells of a row; what was not measured is empty."""
     reasons = dict(row.get("reasons", {}))
     reasons |= {f"{op} is not listed": count for op, count in row.get("unlisted", {}).items()}
     return {
@@ -169,7 +170,7 @@ def dynamic_section(rows: list[Row]) -> str:
 
 
 def lost(row: Row) -> list[str]:
-    """What is less than with sizes that are known, in words."""
+    """Returns, in words, what is less than with known sizes."""
     if row["failure"]:
         return [f"failed: {row['failure']}"]
     pairs = zip(row["int8"], row["static_int8"], strict=True)

@@ -1,4 +1,4 @@
-"""What `benchmarks/architectures.py` measures of one model compiled with symbolic sizes."""
+"""Measurements of one model compiled with symbolic sizes, for `benchmarks/architectures.py`."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from qfx.ops.single_tensors import sqnr
 
 
 def symbolic(row: Architecture, inner: str) -> Row:
-    """Two calls of different batch and length. For each the int8 matmuls that run, and those that
-    run when it is compiled for its sizes alone, of all that `explain` lists; and the SQNR of its
-    main output.
+    """Measures two calls of different batch size and length. For each call: the int8 matmuls that
+    run, those that run when it is compiled for its sizes alone, all that `explain` lists, and the
+    SQNR of its main output.
 
-    `graphs`: compiled for both, `plain_graphs` by PyTorch alone. `lost`: why matmuls stayed float
-    that are int8 with known sizes.
+    `graphs`: compiled for both calls; `plain_graphs`: by PyTorch alone. `lost`: why matmuls stayed
+    float that are int8 with known sizes.
     """
     model, first = build(row)
     calls = [first, build(row, SECOND)[1]]
@@ -47,7 +47,8 @@ def _listed(model: nn.Module, inputs: Inputs) -> int:
 
 
 def _graphs(function: Callable[..., Any], calls: Sequence[Inputs]) -> int:
-    """How many graphs these calls compile, each of them twice: some models change in the first."""
+    """Returns the number of graphs that these calls compile, each called twice, because some models
+    change in the first call."""
     torch._dynamo.reset()
     counters.clear()
     with torch.no_grad():
@@ -77,7 +78,7 @@ def _run(model: nn.Module, calls: Sequence[Inputs], inner: str, dynamic: bool) -
 
 
 def _counting(function: Callable[..., Any], inputs: Inputs) -> tuple[Any, int]:
-    """The outputs of a call, and how many int8 matmuls and attentions ran in it."""
+    """Returns the outputs of a call, and how many int8 matmuls and attentions ran in it."""
     with torch.autograd.profiler.profile(use_kineto=False) as trace, torch.no_grad():
         found = function(**inputs)
     kinds = ("qfx::linear", "qfx::int8_")

@@ -1,4 +1,4 @@
-"""Symmetric or asymmetric activations? Error and time of both, on every linear of MiniLM.
+"""Symmetric and asymmetric activations: error and time of both, on every linear of MiniLM.
 
 The inputs are the model's own on 8 news texts. SQNR is that of the linear's output against a
 float64 product, in dB; both sides share the same 8-bit weights.
@@ -29,7 +29,7 @@ OPS = torch.ops.qfx
 
 
 def linear_inputs(model: nn.Module, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-    """What each nn.Linear of `model` is given, [tokens, K]; padding tokens are left out."""
+    """Returns the input of each nn.Linear of `model`, [tokens, K]; padding tokens are left out."""
     real = inputs["attention_mask"].bool()
     seen: dict[str, Tensor] = {}
 
@@ -49,7 +49,7 @@ def linear_inputs(model: nn.Module, inputs: dict[str, Tensor]) -> dict[str, Tens
 
 
 def in_int8(linear: nn.Linear) -> Callable[[Tensor, bool], Tensor]:
-    """`linear` on 8-bit weights, as a function of x and of the activations' symmetry."""
+    """Returns `linear` with 8-bit weights, as a function of x and of the activations' symmetry."""
     codes_nk, scale_n1, _ = OPS.quantize(linear.weight, list(Code()))
     given = (OPS.pack_weight(codes_nk, scale_n1), list(Layout(linear.out_features)), linear.bias)
     return lambda x, symmetric: OPS.linear_dynamic(
@@ -58,7 +58,7 @@ def in_int8(linear: nn.Linear) -> Callable[[Tensor, bool], Tensor]:
 
 
 def sqnr(found: Tensor, exact: Tensor) -> float:
-    """Signal to quantization noise, in dB."""
+    """Returns the signal-to-quantization-noise ratio in dB."""
     return (10 * torch.log10(exact.square().sum() / (found - exact).square().sum())).item()
 
 
@@ -75,7 +75,7 @@ def measure(name: str, linear: nn.Linear, x: Tensor, rounds: int) -> dict[str, A
 
 
 def by_kind(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Means over the layers: sites are alike when only the layer's number differs."""
+    """Returns means over the layers: sites are of one kind if only the layer's number differs."""
     groups: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
         kind = ".".join("*" if part.isdigit() else part for part in row["site"].split("."))

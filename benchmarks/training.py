@@ -1,9 +1,9 @@
 """A training step of an 8-layer transformer: float32 Inductor against qfx, time and memory.
 
 `python -m benchmarks.training [--save]`. Hidden size 768, 8 x 128 tokens, AdamW, one thread. Steps
-are timed in turns in one process. Memory is measured in a process for each: what the step's tensors
-hold at most above the weights, gradients and optimizer states (the profiler's count), and the peak
-resident memory of the process after compilation.
+are timed in turns in one process. Memory is measured in a process for each: the maximum that the
+step's tensors hold in addition to weights, gradients and optimizer states (as counted by the
+profiler), and the peak resident memory of the process after compilation.
 """
 
 from __future__ import annotations
@@ -85,7 +85,8 @@ class Step:
 
 
 def times(rounds: int) -> dict[str, dict[str, float]]:
-    """Median seconds of a step, taken in turns, and the loss after the same number of steps."""
+    """Returns the median seconds of a step, measured in turn, and the loss after the same number of
+    steps."""
     steps = {}
     for name in compilers():
         steps[name] = Step(name)
@@ -102,7 +103,8 @@ def times(rounds: int) -> dict[str, dict[str, float]]:
 
 
 def memory(compiler: str) -> dict[str, float]:
-    """Megabytes: at most held by the tensors of a step, above what lives between steps."""
+    """Returns the maximum in megabytes held by the tensors of a step, above what lives between
+    steps."""
     step = Step(compiler)
     for _ in range(2):
         step()

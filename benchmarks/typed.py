@@ -1,6 +1,7 @@
-"""What a user types, by library: a language model quantized, saved, loaded, run and fine-tuned.
+"""The lines that a user types, by library: a language model quantized, saved, loaded, run and
+fine-tuned.
 
-Each function is what is run and what is counted: its lines, less the `def` and the `return`.
+Each function is both run and counted: its lines, without the `def` and the `return`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ Model = Any
 
 
 def code(typed: Callable[..., Any]) -> str:
-    """One statement a line, however the function is laid out."""
+    """Returns the code with one statement per line, however the function is laid out."""
     tree = ast.parse(textwrap.dedent(inspect.getsource(typed)))
     (function,) = tree.body
     assert isinstance(function, ast.FunctionDef)
@@ -149,8 +150,8 @@ def bitsandbytes_quantize(folder: Path) -> Model:
 
 @dataclass(frozen=True)
 class Library:
-    """`quantize` reads a float model's folder, `load` one that `save` wrote. `packages` are those
-    it needs beside qfx, transformers and peft, as pip knows them."""
+    """The functions of a library. `quantize` reads a float model's folder, `load` one that `save`
+    wrote. `packages`: those it needs besides qfx, transformers and peft, by their names for pip."""
 
     quantize: Callable[[Path], Model]
     load: Callable[[Path], Model] = load

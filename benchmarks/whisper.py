@@ -1,6 +1,6 @@
 """Whisper base, a trained model of speech: 72.6M parameters, float16 in its file, float32 here.
 
-Two packages of the Python package index hold it as the parts of a file of CTranslate2.
+Two packages of the Python package index contain the parts of its CTranslate2 file.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ LEAVES["encodings"] = "weight"
 
 
 class NextToken(nn.Module):
-    """Features [B, 80, frames], tokens [B, L] and places [B, P] in them -> logits [B, P, V] of what
-    follows each place."""
+    """The model: features [B, 80, frames], tokens [B, L] and places [B, P] in them -> logits [B, P,
+    V] of the token after each place."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
@@ -82,9 +82,10 @@ class NextToken(nn.Module):
 
 
 def load() -> tuple[NextToken, Tokenizer]:
-    """The model in float32, eval, with its tokenizer.
+    """Returns the model in float32, eval, with its tokenizer.
 
-    Raises RuntimeError when the download fails."""
+    Raises RuntimeError if the download fails.
+    """
     from tokenizers import Tokenizer
 
     file = joined(f"{FOLDER}/model.bin", MODEL, PARTS)
@@ -94,8 +95,8 @@ def load() -> tuple[NextToken, Tokenizer]:
 
 @torch.no_grad()
 def transcripts(model: Any, features: Tensor, prompt: list[int], end: int) -> list[list[int]]:
-    """What the model hears in each of [B, 80, frames], the likeliest token at a time, `end` last;
-    at most as many tokens as it has places for."""
+    """Returns what the model transcribes for each of [B, 80, frames], taking the likeliest token at
+    a time, `end` last; at most as many tokens as it has positions for."""
     states = model.model.encoder(features)
     tokens = new = torch.tensor([prompt] * len(features))
     start, past = len(prompt), None
@@ -110,7 +111,7 @@ def transcripts(model: Any, features: Tensor, prompt: list[int], end: int) -> li
 
 
 def built(source: Mapping[str, Tensor]) -> WhisperForConditionalGeneration:
-    """The model of these tensors of CTranslate2, in float32, eval."""
+    """Returns the model of these tensors of CTranslate2, in float32, eval."""
     from transformers import WhisperForConditionalGeneration
 
     model = WhisperForConditionalGeneration(_config(source))
@@ -146,7 +147,7 @@ def _half(source: Mapping[str, Tensor], name: str) -> dict[str, Any]:
 
 
 def _renamed(source: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-    """transformers' names of all tensors but flags, and each projection by itself."""
+    """Yields all tensors except flags under transformers' names, with each projection separate."""
     for name, tensor in source.items():
         if name.rpartition("/")[2] in LEAVES and not name.startswith("decoder/projection"):
             *path, leaf = name.split("/")
@@ -159,7 +160,8 @@ def _renamed(source: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
 
 
 def _modules(path: str) -> list[str]:
-    """`layer_3/ffn/linear_0` -> `layers.3.fc1`; several where the tensor is a stack of theirs."""
+    """Returns the modules of a path: `layer_3/ffn/linear_0` -> `layers.3.fc1`; several if the
+    tensor is a stack of theirs."""
     layer, _, inner = path.partition("/")
     number = layer.removeprefix("layer_")
     if not number.isdecimal():

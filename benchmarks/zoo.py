@@ -1,7 +1,8 @@
-"""Architectures of `transformers`, each as small as it can be and still itself, weights random.
+"""Architectures of `transformers`, each as small as possible without losing its structure, with
+random weights.
 
-A row: name, kind, model class, where its configuration differs from the kind's `SIZES`, its inputs
-if they differ.
+A row has a name, kind, model class, the differences of its configuration from the kind's `SIZES`,
+and its inputs if they differ.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing is fetched: configuratio
 
 @dataclass(frozen=True)
 class Architecture:
-    """`differs`: configuration beside the kind's `SIZES`, less `without`; `inputs`: if its own."""
+    """One architecture. `differs`: configuration in addition to the kind's `SIZES`, less `without`;
+    `inputs`: only if they differ from the kind's."""
 
     name: str
     kind: str
@@ -295,7 +297,8 @@ TABLE = {row.name: row for row in ROWS}
 
 
 def build(row: Architecture, size: Lengths = FIRST) -> tuple[nn.Module, Inputs]:
-    """The model in eval mode, nothing in it random from call to call, and inputs of that size."""
+    """Returns the model in eval mode, with nothing random from call to call, and inputs of that
+    size."""
     import transformers
 
     torch.manual_seed(0)
@@ -308,10 +311,10 @@ def build(row: Architecture, size: Lengths = FIRST) -> tuple[nn.Module, Inputs]:
 
 
 def _adjust(config: Any) -> None:
-    """No dropout of any kind, no masking of the input, and weights as large as at full size.
+    """Turns off all dropout and masking of the input, and makes weights as large as at full size.
 
-    The usual deviation of 0.02 is meant for rows of some thousand features. On rows of 64 linears
-    would add next to nothing to the residual stream, and nobody would see their errors.
+    The usual deviation of 0.02 is meant for rows of some thousand features. With rows of 64,
+    linears would add almost nothing to the residual stream, and their errors would go unnoticed.
     """
     for name, value in list(vars(config).items()):
         if "drop" in name and isinstance(value, float):

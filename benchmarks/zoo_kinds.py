@@ -1,4 +1,4 @@
-"""What architectures of a kind share: the sizes of their configurations, and inputs for them."""
+"""Definitions that architectures of a kind share: the sizes of their configurations, and inputs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Inputs = dict[str, Any]
 
 
 class Lengths(NamedTuple):
-    """What differs between calls of a model; `side`: of images, where a model takes any."""
+    """The sizes that differ between calls of a model. `side`: of images, if the model takes any."""
 
     batch: int
     tokens: int

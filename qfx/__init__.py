@@ -82,7 +82,8 @@ __all__ = [
 ]
 __version__ = "0.2.0.dev0"
 
-# What compiles, and takes a second to import, and files: where it is, what it is called there.
+# Imported on first use, because they compile, take a second to import, or use files: name ->
+# (module, name there).
 _WHEN_ASKED_FOR = {
     "Kernels": ("cost.kernels", "Kernels"),
     "Plan": ("plan.policy", "Plan"),
@@ -105,14 +106,14 @@ _PRETRAINED = ("transformers.modeling_utils", "PreTrainedModel")
 
 
 def _tell_transformers(model: torch.nn.Module) -> None:
-    """A model of transformers is saved by save_pretrained as what it is now; whoever has one has
-    imported transformers."""
+    """Makes save_pretrained save a transformers model as it now is. A program that has such a model
+    has already imported transformers."""
     classes = {each for module in model.modules() for each in type(module).__mro__}
     if _PRETRAINED not in {(each.__module__, each.__name__) for each in classes}:
         return
     try:
         attached = import_module("qfx.hf.attach")
-    except ImportError as why:  # of an earlier transformers
+    except ImportError as why:  # raised for earlier versions of transformers
         warnings.warn(
             f"qfx: {why}. What save_pretrained writes, from_pretrained does not read, "
             "and fills the linears with random weights. qfx.save keeps the model",

@@ -1,8 +1,9 @@
-"""The passes, in the order in which they run, and what differs between those who run them.
+"""The pipeline: the passes in the order in which they run, and the context that differs between
+uses.
 
 `torch.compile`, `qfx.rewrite`, `explain`, calibration and trials of recipes all run `PASSES`, some
-of them not to the end. A pass is given everything that it needs: none reads the Python stack, the
-environment or what another call has left. Those that edit the graph say so.
+of them not to the end. A pass receives everything that it needs as arguments: none reads the Python
+stack, the environment or results of another call. Passes that edit the graph are marked.
 """
 
 from __future__ import annotations
@@ -37,13 +38,14 @@ _NO_COSTS = Costs()
 
 @dataclass(frozen=True)
 class Context:
-    """What the passes are given beside the graph.
+    """The arguments of the passes besides the graph.
 
-    `prefixes`: source expression of each module of the captured frame -> its path in the model;
-    `around`: modules whose names patterns may mean too, None where whoever runs the passes checks
-    the patterns itself. `costs`: of the CPU and of GPUs. `provide`: where packed weights live.
-    `training`: gradients are recorded at every site. `decided`: what becomes of a plan before the
-    graph is edited, for a runner that restricts it or ties the graph to what it depends on.
+    `prefixes`: source expression of each module of the captured frame -> its path in the model.
+    `around`: modules whose names patterns may also refer to; None if the caller of the passes
+    checks the patterns itself. `costs`: the cost models of the CPU and of GPUs. `provide`: where
+    packed weights are stored. `training`: gradients are recorded at every site. `decided`: a
+    function applied to the plan before the graph is edited, for callers that restrict the plan or
+    tie the graph to what it depends on.
     """
 
     config: Config
@@ -57,7 +59,7 @@ class Context:
 
 @dataclass
 class PassState:
-    """A graph on its way: what the passes have found, and made of it."""
+    """A graph in progress: the graph, and the results of the passes so far."""
 
     gm: fx.GraphModule
     matches: tuple[Match, ...] = ()
@@ -66,7 +68,8 @@ class PassState:
 
 
 class Pass(NamedTuple):
-    """One step. `edits`: it changes the graph, which is the runner's own; others only read it."""
+    """One step. `edits`: whether it changes the graph, which belongs to the caller; others only
+    read it."""
 
     name: str
     edits: bool
@@ -121,8 +124,8 @@ PASSES = (
 def run_passes(
     gm: fx.GraphModule, context: Context, through: str = "fuse", plan: Plan | None = None
 ) -> PassState:
-    """Runs the passes on `gm`, which is edited, up to the one called `through`; with a `plan` only
-    those behind the decision.
+    """Runs the passes up to the one named `through` on `gm`, which is edited. With a `plan`, only
+    the passes after the decision run.
 
     Raises UserError for a pattern that matches nothing, and for a recipe of another model.
     """
@@ -142,12 +145,16 @@ def rewrite(
     canonical: bool = False,
     training: bool = False,
 ) -> tuple[fx.GraphModule, Plan]:
-    """A copy of `gm` with its matmuls in int8, and the plan that says what became of each.
+    """Returns a copy of `gm` with its matmuls in int8, and the plan that says what became of each.
+
+        int8, plan = qfx.rewrite(qfx.trace(model, x), "w8a8")
+        print(plan)
 
     `gm`: from `qfx.trace`, `torch.export.export(...).module()` or any FX tool; it is not changed.
-    Another module is traced first. `config`: what `Config.of` takes.
-    Its weights are quantized and packed now, so later changes to them are not seen. Where the graph
-    does not know its shapes (traced without example inputs) gains cannot be predicted and every
+    Any other module is traced first. `config`: what `Config.of` takes.
+
+    The weights are quantized and packed now, so later changes to them have no effect. If the graph
+    does not know its shapes (traced without example inputs), gains cannot be predicted and every
     legal site is quantized. `training` keeps the float weights as parameters, quantizes them at
     every call and gives them straight-through gradients. `canonical` keeps readable operators for
     each site (docs/tour.md). Raises ValueError for a pattern of `config` that matches nothing and
@@ -159,4 +166,4 @@ def rewrite(
         note_own_factors(copy)
     context = Context(config, current_costs(), training=training)
     work = run_passes(copy, context, "canonical" if canonical else "fuse")
-    return clone(work.gm), work.plan  # the clone leaves behind what the graph no longer uses
+    return clone(work.gm), work.plan  # the clone drops what the graph no longer uses

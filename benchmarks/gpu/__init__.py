@@ -1,1 +1,1 @@
-"""qfx on one GPU, in one command under nine minutes: python -m benchmarks.gpu"""
+"""Benchmarks of qfx on one GPU, in one command under nine minutes: python -m benchmarks.gpu"""

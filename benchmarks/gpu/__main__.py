@@ -1,11 +1,12 @@
-"""qfx on one GPU: is it right, what does it reach, which kernel for which shape, what is gained.
+"""Benchmarks of qfx on one GPU: correctness, peak speed, the best kernel for each shape, and gains.
 
     python -m benchmarks.gpu [--out DIR] [--budget 520] [--skip STAGE,...] [--dry-run]
 
-Everything ends after `budget` seconds at the latest, whatever hangs. Each figure is a line of
-DIR/results.jsonl as soon as it is known; the short table comes last. DIR/measured.inc belongs into
-csrc/cuda/sm90/ and the table of costs, DIR/<gpu>.json, into qfx/cost/: together, from one run, as
-the table's times are those of these kernels. The exit status is 1 if anything is wrong.
+Everything ends after `budget` seconds at the latest, even if something hangs. Each figure is
+written to DIR/results.jsonl as soon as it is known; a short table is printed last. Copy
+DIR/measured.inc to csrc/cuda/sm90/ and the cost table DIR/<gpu>.json to qfx/cost/, both from the
+same run, because the times in the table are those of these kernels. The exit status is 1 if
+anything is wrong.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ def environment(session: Session) -> Iterator[Row]:
 
 
 def unusable() -> str | None:
-    """Why there is nothing to measure here, in one sentence."""
+    """Returns why nothing can be measured here, in one sentence, or None."""
     if not torch.cuda.is_available():
         return "python -m benchmarks.gpu: PyTorch sees no GPU here; --dry-run tests the script."
     if not _C.cuda_architectures():
@@ -69,7 +70,8 @@ def unusable() -> str | None:
 
 
 def build_if_possible() -> None:
-    """Builds the CUDA kernels where they are missing and nvcc is not, then starts this again."""
+    """Builds the CUDA kernels if they are missing and nvcc is available, then starts this program
+    again."""
     if _C.cuda_architectures() or not torch.cuda.is_available() or shutil.which("nvcc") is None:
         return
     if "QFX_GPU_BUILT" in os.environ:
@@ -82,7 +84,8 @@ def build_if_possible() -> None:
 
 
 def stop_at(session: Session) -> None:
-    """Whatever hangs then: prints the table and ends the process."""
+    """Starts a timer that prints the table and ends the process when the budget is used up, even if
+    something hangs."""
 
     def stop() -> None:
         session.add("stopped", {"why": "the budget was used up"})
@@ -126,13 +129,14 @@ def _stages(text: str) -> list[str]:
 
 
 def _why(error: BaseException) -> str:
-    """What an exception says first, and what caused it, which Dynamo's says last."""
+    """Returns the first lines of an exception and of its cause, which Dynamo mentions last."""
     text = f"{type(error).__name__}: {error}".splitlines()[:4]
     return " ".join(text) + (f" <- {_why(error.__cause__)}" if error.__cause__ else "")
 
 
 def measure(session: Session, skipped: Sequence[str] = ()) -> int:
-    """The stages but for those skipped, the files, the table; the exit status."""
+    """Runs all stages except the skipped ones, writes the files, prints the table and returns the
+    exit status."""
     session.run("environment", environment(session), GRACE)
     for name, stage, seconds in STAGES:
         if name in skipped:

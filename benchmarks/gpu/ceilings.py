@@ -1,4 +1,5 @@
-"""What this GPU reaches at most: what the other stages' figures are shares of."""
+"""Ceilings: the highest speeds that this GPU reaches, of which other stages' figures are
+fractions."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ COPY_BYTES = 2**30
 
 
 def ceilings(session: Session) -> Iterator[Row]:
-    """Copying, the largest products of bfloat16, int8 and signs, and Hopper's instructions."""
+    """Yields the speeds of copying, of the largest products of bfloat16, int8 and signs, and of
+    Hopper's instructions."""
     size, device = session.size(SIZE), session.device
     source = torch.zeros(session.size(COPY_BYTES), dtype=torch.int8, device=device)
     target = torch.empty_like(source)

@@ -1,10 +1,10 @@
-"""Correctness of one kernel, in a process of its own: a wrong barrier would never return.
+"""Correctness of one kernel, in a process of its own, because a wrong barrier would never return.
 
     QFX_CUDA_KERNEL=s8_swap16 python -m benchmarks.gpu.check s8 [--device cpu] [--tiny]
 
-Products are compared with the float64 product of the integers, which is exact, twice with the same
-bits; linears with their reference, within a unit in the last place. Prints one JSON object; the
-exit status is 1 if anything differs.
+Products are compared with the exact float64 product of the integers, and a second run must have the
+same bits; linears are compared with their reference, within a unit in the last place. Prints one
+JSON object; the exit status is 1 if anything differs.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ TINY = ((1, 17), (8, 24), (48, 144))
 
 @dataclass(frozen=True)
 class Weight:
-    """Codes w [n, k] with the least and the largest among them, or floats whose signs count."""
+    """Codes w [n, k] that include the least and the largest, or floats of which the signs are
+    used."""
 
     values: Tensor
     packed: Tensor
@@ -52,7 +53,7 @@ def _codes(rows: int, columns: int, device: str) -> Tensor:
 
 
 def products(weight: Weight, m: int, device: str) -> list[str]:
-    """int8_mm with a zero point for each row, and linear on its sums."""
+    """Checks int8_mm with a zero point for each row, and linear on its sums."""
     n, k = weight.values.shape
     q = _codes(m, k, device)
     zero = torch.randint(-128, 128, (m, 1), dtype=torch.int32, device=device)

@@ -1,6 +1,6 @@
-"""Seconds of calls on a GPU: a CUDA graph of them is replayed, so that launches do not count.
+"""Seconds of calls on a GPU, measured by replaying a CUDA graph, so that launches do not count.
 
-On the CPU, for dry runs, they are called in a loop.
+On the CPU, for dry runs, the calls run in a loop.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ MODEL_SECONDS = 0.05
 
 
 def seconds(calls: Sequence[Call], device: torch.device) -> float:
-    """Of one call; `calls` do the same on memory of their own and are taken in turn."""
+    """Returns the seconds of one call. `calls` do the same on memory of their own and are used in
+    turn."""
     if device.type == "cpu":
         return _on_cpu(calls)
     for call in calls:
@@ -34,7 +35,8 @@ def seconds(calls: Sequence[Call], device: torch.device) -> float:
 
 @contextmanager
 def eager_stream() -> Iterator[None]:
-    """A stream beside the default one, as capturing wants it for what runs before."""
+    """Switches to a stream other than the default one, as required for work that precedes a
+    capture."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -72,8 +74,8 @@ def _on_cpu(calls: Sequence[Call]) -> float:
 
 
 def wall_seconds(call: Call, device: torch.device, windows: int = WINDOWS) -> float:
-    """Of one call of many that follow each other, with their launches, for models: the median on
-    the wall. A CUDA graph is recorded by the second call."""
+    """Returns the median wall-clock seconds of one call among many successive ones, including
+    launches, for models. A CUDA graph is recorded by the second call."""
     wait = torch.cuda.synchronize if device.type == "cuda" else bool
 
     def window(count: int) -> float:

@@ -1,4 +1,4 @@
-"""Is it right? The CPU's kernels, each GPU kernel in a process of its own, the sanitizer."""
+"""Correctness: the CPU's kernels, each GPU kernel in a process of its own, and the sanitizer."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SLOWED = 40.0  # the same with every access checked
 
 
 def on_cpu(session: Session) -> Iterator[Row]:
-    """The tests of the kernels for whatever this machine's CPU has."""
+    """Runs the tests of the kernels for this machine's CPU."""
     if importlib.util.find_spec("pytest") is None:
         yield {"what": "CPU kernels", "result": "skipped: no pytest"}
         return
@@ -36,7 +36,7 @@ def on_cpu(session: Session) -> Iterator[Row]:
 
 
 def of_kernels(session: Session) -> Iterator[Row]:
-    """Each kernel against exact sums. `ok` says whether it is timed by the stages that follow."""
+    """Compares each kernel with exact sums. `ok`: whether the following stages time it."""
     for operands in ("s8", "b1"):
         for kernel in [PORTABLE, *named(operands)]:
             if session.dry and kernel != PORTABLE:
@@ -57,13 +57,13 @@ def _checked(session: Session, operands: str, kernel: str) -> Row:
 
 
 def right(session: Session, operands: str) -> list[str]:
-    """The kernels that the stage found right."""
+    """Returns the kernels that this stage found correct."""
     rows = session.of("kernels")
     return [row["kernel"] for row in rows if row.get("operands") == operands and row["ok"]]
 
 
 def sanitized(session: Session) -> Iterator[Row]:
-    """compute-sanitizer on small shapes of the portable kernels and of one for Hopper."""
+    """Runs compute-sanitizer on small shapes of the portable kernels and of one for Hopper."""
     tool = shutil.which("compute-sanitizer")
     if tool is None or session.dry:
         why = "a dry run" if session.dry else "not on the PATH"
@@ -78,7 +78,8 @@ def sanitized(session: Session) -> Iterator[Row]:
 
 
 def _limit(session: Session, seconds: float) -> float:
-    """Those that a command may take: what is left of a dry run, whose machine may be busy."""
+    """Returns the seconds that a command may take: in a dry run all that are left, because the
+    machine may be busy."""
     return session.left if session.dry else min(seconds, session.left)
 
 
@@ -89,7 +90,7 @@ def _check(operands: str) -> list[str]:
 def _within(
     command: Sequence[str], limit: float, kernel: str | None = None
 ) -> subprocess.CompletedProcess[str] | None:
-    """What it printed, or None if it had to be killed."""
+    """Returns the completed process, or None if it had to be killed."""
     more = {} if kernel is None else {VARIABLE: kernel}
     how = {"cwd": ROOT, "env": {**os.environ, **more}}
     try:

@@ -1,4 +1,4 @@
-"""The cost tables of this GPU: what qfx/cost/gpu.py reads."""
+"""The cost tables of this GPU, in the form that qfx/cost/gpu.py reads."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def axes_of(session: Session) -> dict[str, tuple[tuple[int, ...], ...]]:
 
 
 def cost_rows(session: Session) -> Iterator[Row]:
-    """One row for each point. Passes come first: without them nothing can be predicted. Those of
-    float16 are bfloat16's, which move as many bytes."""
+    """Yields one row for each point. Passes come first, because nothing can be predicted without
+    them. The rows of float16 are those of bfloat16, which moves as many bytes."""
     axes = axes_of(session)
     for what in PASSES:
         for k in axes["mk"][1]:
@@ -67,7 +67,8 @@ def _both(row: Row) -> Iterator[Row]:
 
 
 def _pass(session: Session, what: str, k: int) -> Callable[[int], float]:
-    """M -> seconds of a pass over [M, k], compiled by Inductor alone where it is aten."""
+    """Returns a function from M to the seconds of a pass over [M, k], compiled by Inductor only if
+    it consists of aten operators."""
     torch._dynamo.reset()  # each K is compiled for itself: together they would be too many
     scale = torch.tensor([0.02], device=session.device)
     aten: dict[str, Callable[[Tensor], Any]] = {
@@ -90,7 +91,7 @@ def _pass(session: Session, what: str, k: int) -> Callable[[int], float]:
 
 
 def _compiled(session: Session, f: Callable[[Tensor], Any]) -> Callable[[Tensor], Any]:
-    """For any number of rows; for this K alone, as in a model."""
+    """Compiles a function for any number of rows, but for this K alone, as in a model."""
     return torch.compile(f, backend="eager" if session.dry else "inductor", dynamic=True)
 
 
@@ -112,8 +113,8 @@ def _batched(session: Session, dtype: torch.dtype, m: int, k: int, n: int) -> di
 
 
 def _training(session: Session, dtype: torch.dtype) -> list[float]:
-    """Seconds per element: a weight quantized, packed and again for the backward, and codes that
-    are dequantized there."""
+    """Returns the seconds per element of quantizing and packing a weight and quantizing it again
+    for the backward, and of dequantizing codes in the backward."""
     size = session.size(4096)
     w = session.random(size, size, dtype=dtype)
     q, scale, zero = OPS.quantize(w, list(Code(symmetric=0)))
@@ -128,7 +129,8 @@ def _training(session: Session, dtype: torch.dtype) -> list[float]:
 
 
 def write_table(session: Session) -> Path | None:
-    """qfx/cost/<name>.json of the types that are complete; None if not even one is."""
+    """Writes qfx/cost/<name>.json with the dtypes that are complete; returns None if there are
+    none."""
     axes, points = axes_of(session), {}
     for row in session.of("cost"):
         if "what" in row and row["what"] != "training":
@@ -151,7 +153,7 @@ def write_table(session: Session) -> Path | None:
 
 
 def _text(head: Row, tables: dict[str, Table]) -> str:
-    """JSON with a type a line."""
+    """Returns JSON with one dtype per line."""
     each = ",\n".join(f'"{dtype}": {table.text()}' for dtype, table in tables.items())
     return f'{json.dumps(head)[:-1]}, "tables": {{\n{each}}}}}\n'
 

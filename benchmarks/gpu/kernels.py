@@ -17,13 +17,14 @@ SMALL_M = 128  # up to here tiles are few, so that K is worth splitting
 
 
 def named(operands: str) -> list[str]:
-    """The Hopper kernels of csrc/cuda/sm90/kernels.inc for "s8" or "b1" operands."""
+    """Returns the Hopper kernels of csrc/cuda/sm90/kernels.inc for "s8" or "b1" operands."""
     text = (ROOT / "csrc" / "cuda" / "sm90" / "kernels.inc").read_text()
     return re.findall(rf"^QFX_{operands.upper()}\((\w+),", text, re.M)
 
 
 def choices(names: list[str], m: int) -> list[str]:
-    """What is worth timing for m rows: kernels with parts of K, of those that are right."""
+    """Returns the choices worth timing for m rows, of the correct kernels: Hopper kernels with
+    splits of K, and the portable one."""
     small, least, widest = m <= SMALL_M, m // MOST_TILES, max(16, 2 * m)
     hopper = [name for name in names if name != PORTABLE]
     fitting = [n for n in hopper if (least <= _tokens(n) <= widest if "swap" in n else not small)]
@@ -32,13 +33,13 @@ def choices(names: list[str], m: int) -> list[str]:
 
 
 def _tokens(kernel: str) -> int:
-    """The rows of x that a tile of a kernel has whose operands are swapped."""
+    """Returns the rows of x in a tile of a kernel with swapped operands."""
     return int(kernel.partition("swap")[2])
 
 
 @contextmanager
 def forced(kernel: str) -> Iterator[None]:
-    """Products run on this kernel; qfx reads the variable at every call."""
+    """Runs products on this kernel inside the context; qfx reads the variable at every call."""
     before = os.environ.get(VARIABLE)
     os.environ[VARIABLE] = kernel
     try:

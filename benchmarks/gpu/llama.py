@@ -1,4 +1,4 @@
-"""Compiled models: one of Llama's shape for prefill, decoding in a CUDA graph and training; one
+"""Compiled models: one of Llama's shape for prefill, decoding in a CUDA graph and training; and one
 linear for training."""
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Sizes:
 
 
 class Layer(nn.Module):
-    """A block of Llama without its rotary embedding: queries, keys and values share one input."""
+    """A layer of Llama without its rotary embedding; queries, keys and values share one input."""
 
     keys: Tensor
     values: Tensor
@@ -59,7 +59,8 @@ class Layer(nn.Module):
         self.down = nn.Linear(s.inner, s.hidden, bias=False)
 
     def forward(self, x: Tensor, decodes: bool) -> Tensor:
-        """x [B, T, hidden]; `decodes`: T is 1, and the last token of a cache that is full."""
+        """Runs the layer on x [B, T, hidden]. `decodes`: T is 1, and x is the last token of a full
+        cache."""
         read = self.norms[0](x)
         q, k, v = (self._split(linear(read)) for linear in (self.q, self.k, self.v))
         if decodes:
@@ -71,7 +72,8 @@ class Layer(nn.Module):
         return x + self.down(F.silu(self.gate(read)) * self.up(read))
 
     def remember(self, keys: Tensor, values: Tensor) -> None:
-        """The cache: buffers, so that its address is fixed and a CUDA graph may write to it."""
+        """Sets the cache: buffers, so that its address is fixed and a CUDA graph may write to
+        it."""
         self.register_buffer("keys", keys)
         self.register_buffer("values", values)
 
@@ -90,7 +92,7 @@ class Llama(nn.Module):
         return x
 
     def remember(self, session: Session, batch: int, sizes: Sizes) -> None:
-        """A random cache of [batch, heads, CONTEXT, hidden / heads] for each layer."""
+        """Sets a random cache of [batch, heads, CONTEXT, hidden / heads] for each layer."""
         shape = (batch, sizes.heads, session.size(CONTEXT), sizes.hidden // sizes.heads)
         for layer in self.layers:
             assert isinstance(layer, Layer)
@@ -98,7 +100,7 @@ class Llama(nn.Module):
 
 
 def llama(session: Session) -> Iterator[Row]:
-    """For each of prefill, decoding and training: bfloat16 first, then the ways of qfx."""
+    """Yields the rows of prefill, decoding and training: bfloat16 first, then the ways of qfx."""
     sizes = Sizes(session.size(HIDDEN), session.size(INNER), 4 if session.dry else HEADS)
     with session.device:
         model = Llama(sizes, 1 if session.dry else LAYERS).bfloat16()
@@ -116,7 +118,8 @@ def llama(session: Session) -> Iterator[Row]:
 
 
 def linear_both_ways(session: Session) -> Iterator[Row]:
-    """Forward and backward of one linear, with the gradients of its input and its weight."""
+    """Measures forward and backward of one linear, with the gradients of its input and its
+    weight."""
     sizes = session.size(HIDDEN), session.size(HIDDEN)
     linear = nn.Linear(*sizes, bias=False, device=session.device, dtype=torch.bfloat16)
     x = session.random(session.size(8192), sizes[0]).requires_grad_()
@@ -152,14 +155,14 @@ def _compiled(
 
 
 def _graphs(mode: str | None) -> dict[str, Any]:
-    """torch.compile takes a mode or options: the mode's are among them."""
+    """Returns the options of a mode: torch.compile takes a mode or options, not both."""
     return torch._inductor.list_mode_options(mode) if mode else {}
 
 
 def _step(
     run: Callable[..., Tensor], model: nn.Module, inputs: tuple[Any, ...], trains: bool
 ) -> tuple[Callable[[], object], Tensor]:
-    """What is timed, and what it computed the first time."""
+    """Returns the function to time, and its first result."""
     if not trains:
         with torch.no_grad():
             result = run(*inputs).clone()

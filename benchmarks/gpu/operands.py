@@ -1,4 +1,4 @@
-"""Operands of linears: random, and as many copies of the weights as no cache holds."""
+"""Operands of linears: random, with enough copies of the weights that no cache holds them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ASYMMETRIC = list(Code(symmetric=0))
 
 @dataclass(frozen=True)
 class Linear:
-    """x [m, k] @ w [n, k].T: float, and the codes of both."""
+    """The operands of x [m, k] @ w [n, k].T: float, and the codes of both."""
 
     x: Tensor
     w: Tensor
@@ -53,21 +53,21 @@ class Linear:
 
     @property
     def scale(self) -> Tensor:
-        """float32 [N], of a weight with one scale a row."""
+        """The scales, float32 [N], of a weight with one scale per row."""
         return OPS.weight_scale(self.weight, len(self.w))  # type: ignore[no-any-return]
 
     def in_float(self) -> Tensor:
         return F.linear(self.x, self.w, self.bias)
 
     def product(self, activation: str = "none") -> Tensor:
-        """The codes' product, with its epilogue."""
+        """Multiplies the codes, with the epilogue."""
         return OPS.linear(*self.codes, *self._rest(activation))  # type: ignore[no-any-return]
 
     def weight_only(self) -> Tensor:
         return OPS.linear_float(self.x, *self._rest("none"))  # type: ignore[no-any-return]
 
     def dynamic(self, activation: str = "none") -> Tensor:
-        """With the quantization of x, in an operator of its own."""
+        """Quantizes x and multiplies, in one operator."""
         weight, layout, bias, *end = self._rest(activation)
         return OPS.linear_dynamic(self.x, weight, layout, bias, ASYMMETRIC, *end)  # type: ignore
 
@@ -76,7 +76,7 @@ class Linear:
 
 
 def copies(session: Session, make: Callable[[], Linear]) -> list[Linear]:
-    """Enough of them that the codes of their weights do not stay in the L2 cache."""
+    """Returns enough linears that the codes of their weights do not stay in the L2 cache."""
     first = make()
     count = -(-session.past_l2 // max(first.w.numel(), 1))
     return [first, *(make() for _ in range(min(count, 64) - 1))]
@@ -87,7 +87,7 @@ def calls(linears: list[Linear], method: str, *arguments: object) -> list[Call]:
 
 
 def each(*axes: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-    """All combinations, the last axis the fastest."""
+    """Yields all combinations, with the last axis varying fastest."""
     if not axes:
         yield ()
         return

@@ -1,5 +1,5 @@
 """The peak of Hopper's matrix instructions, on operands that never leave shared memory: peak.cu,
-compiled when it is measured."""
+which is compiled for the measurement."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def peaks(session: Session) -> Iterator[Row]:
 
 
 def build(folder: Path) -> Path:
-    """The shared library of peak.cu. Raises RuntimeError with what nvcc said."""
+    """Builds the shared library of peak.cu. Raises RuntimeError with the output of nvcc."""
     target = folder / "peak.so"
     include = Path(torch.__file__).parent / "include"
     command = ["nvcc", "-shared", "-std=c++20", "-O3", "-Xcompiler", "-fPIC",
@@ -58,7 +58,7 @@ def _why_not(session: Session) -> str | None:
 
 
 class _Launch:
-    """One launch on random operands, on whatever stream is the current one."""
+    """A launch on random operands, on the current stream."""
 
     def __init__(self, library: ctypes.CDLL, operands: str, blocks: int) -> None:
         self.library, self.operands, self.blocks = library, operands.encode(), blocks

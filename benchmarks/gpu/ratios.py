@@ -1,5 +1,5 @@
-"""int8 against bfloat16, by shape: with and without the quantization of activations, and against
-PyTorch's own int8 product. `must` is the bar of a shape, float seconds by int8 seconds."""
+"""Ratios of int8 to bfloat16 by shape, with and without the quantization of activations, and to
+PyTorch's own int8 product. `must` is the bar of a shape: float seconds divided by int8 seconds."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FUSED = (1024, 4096, 1.15)  # at least so many rows, at most so large a K: the b
 
 @dataclass(frozen=True)
 class Case:
-    """x [m, k] @ w [n, k].T; `judged`: which of the timed ways the bar is for."""
+    """A shape x [m, k] @ w [n, k].T. `judged`: which of the timed ways the bar applies to."""
 
     m: int
     n: int
@@ -90,7 +90,7 @@ def _float(linear: Linear, activation: type | object) -> Tensor:
 
 
 def _pytorch(session: Session, linears: list[Linear]) -> dict[str, list[Call]]:
-    """torch._int_mm, alone and with a dequantization that Inductor compiles."""
+    """Returns calls of torch._int_mm, alone and with a dequantization compiled by Inductor."""
     backend = "eager" if session.dry else "inductor"
     torch._dynamo.reset()
 
@@ -109,7 +109,7 @@ def _pytorch(session: Session, linears: list[Linear]) -> dict[str, list[Call]]:
 
 
 def _quantize(session: Session) -> Row:
-    """Bytes read and written in a second, as a share of those that copying moves."""
+    """Measures the bytes read and written per second, as a fraction of those of copying."""
     m, k, must = QUANTIZE
     x = session.random(session.size(m), session.size(k))
     took = seconds([lambda: OPS.quantize(x, list(Code(symmetric=0)))], session.device)

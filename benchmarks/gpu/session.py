@@ -1,4 +1,4 @@
-"""A run: where it is measured, what it wrote so far, and how much of its time is left."""
+"""A session: where results are written, the rows so far, and the remaining time."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ MEBIBYTE = 2**20
 
 @dataclass
 class Session:
-    """`dry`: on CPU tensors of tiny sizes, so that each stage's logic runs without a GPU."""
+    """A run of the benchmarks. `dry`: on CPU tensors of tiny sizes, so that each stage's logic runs
+    without a GPU."""
 
     out: Path
     deadline: float  # of time.monotonic()
@@ -36,23 +37,23 @@ class Session:
 
     @property
     def left(self) -> float:
-        """Seconds until everything stops."""
+        """The seconds until everything stops."""
         return self.deadline - time.monotonic()
 
     @property
     def past_l2(self) -> int:
-        """Bytes of weights that no cache holds: a call reads them from memory each time."""
+        """The bytes of weights that no cache holds: a call reads them from memory each time."""
         return 2**12 if self.dry else 240 * MEBIBYTE
 
     def size(self, full: int) -> int:
-        """An extent of a matrix: as given, or a 64th of it in a dry run."""
+        """Returns an extent of a matrix: as given, or a 64th of it in a dry run."""
         return max(full // 64, min(full, 16)) if self.dry else full
 
     def random(self, *shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
         return torch.randn(*shape, dtype=dtype, device=self.device)
 
     def add(self, stage: str, row: Row) -> None:
-        """Keeps a row, and has it on the disk before anything else happens."""
+        """Adds a row and writes it to disk before anything else happens."""
         row = {"stage": stage, **row}
         self.rows.append(row)
         with (self.out / "results.jsonl").open("a") as file:
@@ -64,7 +65,7 @@ class Session:
         return [row for row in self.rows if row["stage"] == stage]
 
     def run(self, stage: str, rows: Iterator[Row], budget: float) -> None:
-        """Takes the rows of a stage until it ends or has used its seconds."""
+        """Adds the rows of a stage until it ends or has used its seconds."""
         start, end = time.monotonic(), time.monotonic() + min(budget, self.left)
         for row in rows:
             self.add(stage, row)

@@ -1,4 +1,4 @@
-"""The short table: what was wrong, what was reached, and every ratio with its bar."""
+"""The short table: what was wrong, the speeds reached, and every ratio with its bar."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def table(session: Session) -> str:
 
 
 def wrong(session: Session) -> int:
-    """1 if a check failed or a stage broke off with an error, else 0."""
+    """Returns 1 if a check failed or a stage ended with an error, else 0."""
     return int(any(row.get("ok") is False for row in session.rows))
 
 

@@ -1,4 +1,4 @@
-"""The fastest right kernel by shape: the rows of csrc/cuda/sm90/measured.inc."""
+"""The fastest correct kernel by shape: the rows of csrc/cuda/sm90/measured.inc."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BITS = {"s8": 8, "b1": 1}
 
 
 def sweep(session: Session) -> Iterator[Row]:
-    """For each shape the best choice, and what all of them took."""
+    """Yields for each shape the best choice, and the times of all choices."""
     for operands, layers in (("s8", LAYERS), ("b1", SIGNS)):
         names = right(session, operands)
         for k, n in layers[:1] if session.dry else layers:
@@ -50,8 +50,8 @@ def _calls(session: Session, operands: str, m: int, k: int, n: int) -> list[Call
 
 
 def nearest(session: Session, m: int, k: int, n: int) -> str:
-    """The kernel that csrc/cuda/sm90/choice.cpp takes by these rows: of the nearest sizes. Fewer
-    rows count as an octave."""
+    """Returns the kernel that csrc/cuda/sm90/choice.cpp chooses with these rows: that of the
+    nearest sizes. A measured m below the requested one adds an octave to the distance."""
     rows = [r for r in session.of("sweep") if r.get("operands") == "s8" and r["best"]]
 
     def distance(row: Row) -> float:
@@ -62,7 +62,7 @@ def nearest(session: Session, m: int, k: int, n: int) -> str:
 
 
 def write_measured(session: Session) -> Path:
-    """measured.inc, as its comment describes it."""
+    """Writes measured.inc in the format described by its comment."""
     rows = [_line(session.name, row) for row in session.of("sweep") if row.get("best")]
     path = session.out / "measured.inc"
     path.write_text("".join(f"{row}\n" for row in rows))

@@ -1,4 +1,4 @@
-"""Calibration: batches of inputs -> a Recipe. `qfx.calibrate` is the way in."""
+"""Calibration: turns batches of inputs into a Recipe. The entry point is `qfx.calibrate`."""
 
 from qfx.calibration.calibrate_model import calibrate
 from qfx.calibration.observers import OBSERVERS

@@ -1,4 +1,4 @@
-"""A model with a recipe, at once: nothing is compiled, so that many recipes can be tried."""
+"""A way to run a model with a recipe without compiling it, so that many recipes can be tried."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from qfx.weights.feed import with_packed_weights
 
 
 def quantized(model: Callable[..., Any], config: Config) -> Callable[..., Any]:
-    """`model` with the sites of `config.recipe` in int8 and all else in float, for inference."""
+    """Returns a function that runs `model` for inference, with the sites of `config.recipe` in int8
+    and everything else in float."""
     config = replace(config, smoothing=False)
     made: dict[Any, Callable[..., Any]] = {}
 
@@ -40,7 +41,7 @@ def _int8(gm: fx.GraphModule, here: Mapping[str, str], config: Config) -> Callab
     run_passes(copy, Context(config, Costs(), here, None, provide, decided=_by_recipe))
     if not added:
         return copy.forward
-    feed = drop_unused_inputs(copy, added)  # before `forward` is read: it recompiles
+    feed = drop_unused_inputs(copy, added)  # must run before `forward` is read: it recompiles
     return with_packed_weights(copy.forward, feed)
 
 

@@ -1,4 +1,4 @@
-"""Batches: how each is given to a model, and which of them are for what."""
+"""Batches of calibration inputs: how they are split and how each is passed to a model."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-_HELD = 4  # of so many batches one is for predictions
-_MOST = 8  # of these
+_HELD = 4  # one batch of this many is used for predictions
+_MOST = 8  # at most this many batches are used for predictions
 
 
 @dataclass(frozen=True)
 class BatchSlice:
-    """Those from `start` to before `stop`, each time that they are read."""
+    """The batches from index `start` up to but not including `stop`, read again at each
+    iteration."""
 
     batches: Iterable[Any]
     start: int
@@ -29,7 +30,7 @@ class BatchSlice:
 
 @dataclass(frozen=True)
 class Transformed:
-    """Each batch as `transform` gives it, each time that they are read."""
+    """The results of `transform` for each batch, computed again at each iteration."""
 
     batches: Iterable[Any]
     transform: Callable[[Any], Any]
@@ -39,24 +40,28 @@ class Transformed:
 
 
 def parted(batches: Iterable[Any], count: int) -> tuple[BatchSlice, BatchSlice]:
-    """The batches that weights are rounded on, and the last quarter, that predictions are made on:
-    of `count` at least one, which of a single batch is the same, and at most 8."""
+    """Returns the batches on which weights are rounded and those on which predictions are made.
+
+    Predictions use the last quarter of the `count` batches: at least one and at most 8. A single
+    batch is used for both.
+    """
     at = count - min(max(count // _HELD, 1), _MOST)
     return BatchSlice(batches, 0, at or count), BatchSlice(batches, at, count)
 
 
 def arguments_of(batch: Any) -> tuple[Sequence[Any], Mapping[str, Any]]:
-    """What the model is called with."""
+    """Returns the positional and the keyword arguments with which the model is called for
+    `batch`."""
     if isinstance(batch, Mapping):
         return (), batch
     return (batch if isinstance(batch, list | tuple) else (batch,)), {}
 
 
 def check_call(model: Any, inputs: Sequence[Any], keywords: Mapping[str, Any]) -> None:
-    """Raises ValueError where the forward of `model` does not take so many or such arguments."""
+    """Raises ValueError if the forward of `model` cannot be called with these arguments."""
     try:
         takes = inspect.signature(getattr(model, "forward", model))
-    except (TypeError, ValueError):  # of a builtin
+    except (TypeError, ValueError):  # a builtin has no signature
         return
     try:
         takes.bind(*inputs, **keywords)

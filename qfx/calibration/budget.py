@@ -1,9 +1,11 @@
-"""Budget: one candidate for each group, what they spend together within a budget, and good.
+"""Budget: chooses one candidate for each group so that all together stay within a budget.
 
-What is spent adds up over sites, so the choice is a knapsack. It is filled by what is saved for
-what is spent, along each group's lower convex hull. A step that does not fit ends that, so choices
-are also made without the candidates that spend much; the best of those that fit is taken. Which
-choices there are does not depend on the budget: of a larger one the choice is never worse.
+Each candidate spends some of the budget (for example bytes), and the spending adds up over sites,
+so the choice is a knapsack problem. It is solved greedily: steps along the lower convex hull of
+each group are taken in the order of what they save for what they spend. The first step that does
+not fit ends the search. Because such a step may be a very expensive one, the search is repeated
+without the candidates that spend most, and the best choice that fits is returned. The choices that
+are tried do not depend on the budget, so a larger budget never gives a worse choice.
 """
 
 from __future__ import annotations
@@ -19,14 +21,14 @@ Group = Sequence[Candidate]
 
 
 class Terms(NamedTuple):
-    """What a candidate spends of a budget, and what of it is to be as little as possible."""
+    """Two properties of a candidate: what it spends of the budget, and the quantity to minimize."""
 
     spent: Callable[[Candidate], float]
     least: Callable[[Candidate], float]
 
 
 class _Upgrade(NamedTuple):
-    """From one candidate of a group to one that is better and spends more."""
+    """A step from one candidate of a group to a better one that spends more."""
 
     group: int
     to: int
@@ -39,14 +41,14 @@ class _Upgrade(NamedTuple):
 
 
 def by_divergence(groups: Sequence[Group], budget: float) -> Choice:
-    """The fastest choice found whose divergences add up to at most `budget`."""
+    """Returns the fastest choice found whose divergences add up to at most `budget`."""
     return within(groups, budget, Terms(lambda c: c.divergence, lambda c: c.seconds))
 
 
 def by_bytes(groups: Sequence[Group], budget: float) -> Choice:
-    """The choice found of the least divergence whose weights take at most `budget` bytes.
+    """Returns the choice found with the least divergence whose weights take at most `budget` bytes.
 
-    Where divergences are not known they are infinite, and the fewest bytes are taken.
+    Unknown divergences count as infinite; among such candidates the one with the fewest bytes wins.
     """
     return within(groups, budget, Terms(lambda c: c.bytes, lambda c: min(c.divergence, _UNKNOWN)))
 
@@ -55,9 +57,9 @@ _UNKNOWN = 1e30
 
 
 def within(groups: Sequence[Group], budget: float, terms: Terms) -> Choice:
-    """The best choice found that spends at most `budget`.
+    """Returns the best choice found that spends at most `budget`.
 
-    Where even the candidates that spend least have more than that, these.
+    If even the candidates that spend least exceed the budget, they are returned.
     """
     limits = sorted({terms.spent(c) for group in groups for c in group})
     start = tuple(_thriftiest(group, terms) for group in groups)
@@ -77,13 +79,15 @@ def within(groups: Sequence[Group], budget: float, terms: Terms) -> Choice:
 
 
 def _steps(groups: Sequence[Group], limit: float, terms: Terms) -> list[_Upgrade]:
-    """All steps between candidates that spend at most this, the most worth first."""
+    """Returns all steps between candidates that spend at most `limit`, the most worthwhile
+    first."""
     found = [s for i, group in enumerate(groups) for s in _hull(i, group, limit, terms)]
-    return sorted(found, key=lambda step: step.worth, reverse=True)  # stable: in order of a group
+    return sorted(found, key=lambda step: step.worth, reverse=True)  # stable: keeps a group's order
 
 
 def _hull(index: int, group: Group, limit: float, terms: Terms) -> Iterator[_Upgrade]:
-    """From what spends least to what is best, each step worth less than the one before."""
+    """Yields a group's steps from the candidate that spends least to the best one, each worth less
+    than the one before."""
     now, usable = (
         _thriftiest(group, terms),
         [i for i, c in enumerate(group) if terms.spent(c) <= limit],

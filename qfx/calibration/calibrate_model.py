@@ -1,4 +1,5 @@
-"""calibrate: a model and batches of its inputs -> a Recipe that says how each site is quantized."""
+"""`calibrate`: runs a model on batches of inputs and returns a Recipe: how each site is
+quantized."""
 
 from __future__ import annotations
 
@@ -47,10 +48,10 @@ from qfx.weights.model_restore import in_training, unchanged
 
 Model = Callable[..., Any]
 Found = Mapping[SiteKey, Sequence[Candidate]]
-At = tuple[SiteKey, int]  # a candidate: its group, and which it is there
+At = tuple[SiteKey, int]  # a candidate: the key of its group, and its index there
 _SMALLEST_MEMORY = 2**24  # bytes
-_MEMORY = 0.125  # of the bytes of the model's parameters that samples may take
-_MOMENTS = 0.25  # and that the second moments of inputs may
+_MEMORY = 0.125  # the fraction of the bytes of the model's parameters that samples may take
+_MOMENTS = 0.25  # the fraction that the second moments of inputs may take
 
 
 def calibrate(
@@ -72,54 +73,65 @@ def calibrate(
 ) -> Recipe:
     """Runs `model` on `batches` in float and chooses scheme, smoothing and ranges for each site.
 
-    `batches`: inputs, each a tensor, a tuple for `model(*batch)` or a mapping for
-    `model(**batch)`; a tensor or a mapping by itself is one batch; `transform` makes
-    one of what `batches` gives, as `lambda batch: batch[0]` does for a loader of inputs and labels.
-    `config`: its `scheme` is tried with several strengths
-    of smoothing, and with up to 8 outlying features in float; sites of a static preset may fall
-    back to dynamic scales per token. `observer`: how static ranges are found: minmax,
-    moving-average, percentile (99.99), mse or entropy. `rounding`: how the weights of what is
-    chosen become codes: "nearest", or "gptq", which for the inputs that were seen loses less, at no
-    cost in the kernels, or "gptq-sequential", which also makes good a part of what the matmuls
-    before have lost: worth it at few bits, for a model that is captured as one graph. These codes
-    belong to these weights and no others. They and static scales need batches that can be read
-    twice.
+        recipe = qfx.calibrate(model, batches, "w8a8")
+        compiled = torch.compile(model, backend="qfx", options={"recipe": recipe})
 
-    `also`: presets or schemes that are tried beside that of the config, so that matmuls whose error
-    costs more get more bits.
+    `batches`: inputs, each a tensor, a tuple for `model(*batch)` or a mapping for `model(**batch)`.
+    A tensor or a mapping given instead of an iterable is one batch. `transform` converts an element
+    of `batches` to a batch; for example `lambda batch: batch[0]` suits a loader of inputs and
+    labels.
 
-    Four ways to choose. By default the result is the fastest choice, by the cost model, whose
-    error, summed over sites as noise power relative to signal, is at most `max_sqnr_loss_db` above
-    that of the most accurate one. With `metric(quantized_model) -> float`, higher being better, it
-    is the fastest whose metric is at most `max_drop` below that of `model`; sites may then stay
-    float.
+    `config`: its `scheme` is tried with several strengths of smoothing, and with up to 8 outlying
+    features in float. Sites of a static preset may fall back to dynamic scales per token.
 
-    With `max_divergence` it is a fast one whose sites are predicted to change what the model
-    returns by no more than that, all together (docs/numerics.md (D1)); sites may stay float. The
-    prediction takes gradients of a `loss`: "labels", drawn from the distribution that the logits
-    are, for a divergence in nats of a prediction; "direction", a random one for each row of the
-    output, for half of its squared relative error, which is 1 - cosine; or a function of what the
-    model returns to the loss of each prediction, whose labels should be the model's own. The
-    default is "labels" where the model calls something it returns `logits`. Gradients are those of
-    the last quarter of the batches, at most 8, which "gptq" then does not see; they are read again.
-    Parameters, their gradients and whether they have some stay as they are.
+    `observer`: how static ranges are found: minmax, moving-average, percentile (99.99), mse or
+    entropy.
 
-    With `max_bits` the weights take at most so many bits an element, together and with their
-    scales, and the divergence, predicted in the same way, is the least that is found.
+    `rounding`: how the weights of the chosen candidates become codes. "nearest" rounds to nearest.
+    "gptq" loses less on the observed inputs, at no cost in the kernels. "gptq-sequential" also
+    compensates a part of the error of the preceding matmuls; it is worth its time for low-bit
+    weights, and needs a model that is captured as one graph. The codes are valid only for these
+    weights. Both gptq methods, and static scales, need batches that can be read twice.
 
-    The model runs in the mode that it is in: in training mode what dropout and the statistics of
-    batches do to activations is recorded, with a warning. Batches see what earlier ones left; after
-    the last, and after each call of `metric`, model and default random generators are as before, as
-    after `qfx.explain`.
+    `also`: presets or schemes that are tried in addition to that of the config, so that matmuls
+    whose error costs more get more bits.
 
-    Ctrl-C ends the observation: the batches that were seen count. Memory: samples of at most 256
-    rows an activation, and an eighth of the model or 16 MiB; the buffers once more; for "gptq" the
-    codes, a quarter of the model beside them and some matrices [K, K] of the largest K; for
-    "gptq-sequential" what all batches hold at one matmul, twice, in place of the quarter; for
-    `max_divergence` what one batch keeps for its gradients, and for "gptq" the codes of every
-    candidate. Raises ValueError for no batches, for batches that the model cannot be called with,
-    for a pattern that fits nothing, for an unknown observer, rounding or loss, where no graph was
-    captured, and where no gradient reaches a matmul.
+    The choice is made in one of four ways. By default the result is the fastest choice, according
+    to the cost model, whose error, summed over sites as noise power relative to signal power, is at
+    most `max_sqnr_loss_db` dB above that of the most accurate choice. With `metric(quantized_model)
+    -> float`, where higher is better, it is the fastest choice whose metric is at most `max_drop`
+    below that of `model`; sites may then stay float.
+
+    With `max_divergence` the result is a fast choice whose sites are predicted to change the
+    model's output, all together, by at most `max_divergence` (docs/numerics.md (D1)); sites may
+    stay float. The prediction uses gradients of a `loss`. "labels" draws labels from the
+    distribution given by the logits, and the divergence is in nats per prediction. "direction" uses
+    a random direction for each row of the output, and the divergence is half of the squared
+    relative error, which is 1 - cosine. A function maps the model's output to the loss of each
+    prediction; its labels should be the model's own. The default is "labels" if the output has an
+    entry `logits`, else "direction". Gradients are taken on the last quarter of the batches, at
+    most 8, which are read again and which "gptq" then does not use. Parameters, their gradients and
+    their `requires_grad` stay unchanged.
+
+    With `max_bits` the weights take at most `max_bits` bits per element on average, scales
+    included, and the result is the choice found with the least divergence, predicted in the same
+    way.
+
+    The model runs in its current mode. In training mode the effects of dropout and batch statistics
+    on activations are recorded, and a warning is issued. Batches see the state that earlier ones
+    left. After the last batch, and after each call of `metric`, the model and the default random
+    generators are restored, as after `qfx.explain`.
+
+    Ctrl-C ends the observation; the batches that were observed count. Memory: samples of at most
+    256 rows per activation, in total at most an eighth of the model or 16 MiB; a copy of the
+    buffers; for "gptq" the codes, a quarter of the model for second moments and a few matrices [K,
+    K] of the largest K; for "gptq-sequential", instead of the quarter, twice the tensors that all
+    batches hold at one matmul; for `max_divergence` what one batch keeps for its gradients, and for
+    "gptq" the codes of every candidate.
+
+    Raises ValueError if there are no batches, if the model cannot be called with a batch, for a
+    pattern that fits nothing, for an unknown observer, rounding or loss, if no graph was captured,
+    and if no gradient reaches a matmul.
     """
     config = Config.of(config)
     if isinstance(batches, Tensor | Mapping):
@@ -190,7 +202,7 @@ def calibrate(
 
 
 def _told(recipe: Recipe) -> Recipe:
-    """Itself, and a warning with the reasons where it leaves everything float."""
+    """Returns the recipe, and warns with the reasons if it leaves every matmul in float."""
     if recipe.sites and all(site.scheme is None for site in recipe.sites):
         reasons = defaultdict(list)
         for site in recipe.sites:
@@ -212,7 +224,8 @@ def _measured(metric: Callable[[Model], float], model: Model, tried: Model) -> f
 def _observe(
     model: Model, batches: Iterable[Any], session: Session, progress: bool, what: str
 ) -> int:
-    """Runs the batches, and says how many; Ctrl-C ends it, unless nothing was seen."""
+    """Runs the batches and returns how many ran. Ctrl-C ends the run unless no batch was
+    finished."""
     memory, count = max(_MEMORY * _parameter_bytes(model), _SMALLEST_MEMORY), 0
     with unchanged(model, "calibrate"):
         for batch in tqdm(batches, what, disable=not progress):
@@ -244,8 +257,8 @@ def _parameter_bytes(model: Model) -> int:
 
 
 def _wanted(session: Session, config: Config) -> dict[SiteKey, SharedInput]:
-    """The groups without the sites that the config's patterns leave out."""
-    patterns = Config(skip=config.skip, only=config.only)  # a static preset would ask for a recipe
+    """Returns the groups without the sites that the config's patterns exclude."""
+    patterns = Config(skip=config.skip, only=config.only)  # a static preset would require a recipe
     check_names(patterns, session.names)
     result = {}
     for key, group in session.groups.items():
@@ -258,7 +271,8 @@ def _wanted(session: Session, config: Config) -> dict[SiteKey, SharedInput]:
 def _ranges(
     found: Found, observer: str, session: Session, observe: Callable[[str], object]
 ) -> dict[At, tuple[float, int]]:
-    """(scale, zero point) of each static candidate's activation, observed as it is transformed."""
+    """Returns (scale, zero point) of each static candidate's activation, observed after its
+    transform."""
     static = {
         (key, i): (candidate, candidate.scheme.x)
         for key, each in found.items()
@@ -301,7 +315,7 @@ def _sites(
                 factor=None if factor is None else tuple(factor.tolist()),
                 scale=scale,
                 zero_point=zero_point,
-                sqnr_db=round(-10 * math.log10(error), 2) if error > 0 else None,  # nor of NaN
+                sqnr_db=round(-10 * math.log10(error), 2) if error > 0 else None,  # also of NaN
                 reason=candidate.reason,
                 outliers=candidate.transform.outliers,
                 rounding=codes[i],

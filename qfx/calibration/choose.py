@@ -1,7 +1,8 @@
-"""Choose: one candidate for each group, the cheapest whole whose error fits the goal.
+"""Choose: one candidate for each group, the cheapest choice whose error meets the goal.
 
-Errors of sites are noise powers relative to their signals; the error of the model is taken as their
-sum, so that sites are independent and a choice is a knapsack, which is filled by gain per error.
+The errors of sites are noise powers relative to their signals, and the error of the model is taken
+as their sum. Sites are therefore independent and a choice is a knapsack problem, which is solved
+greedily by the gain per added error.
 """
 
 from __future__ import annotations
@@ -10,13 +11,14 @@ from collections.abc import Callable, Sequence
 
 from qfx.calibration.search import Candidate
 
-Choice = tuple[int, ...]  # of each group, which candidate
+Choice = tuple[int, ...]  # for each group, the index of its candidate
 
 
 def by_error(groups: Sequence[Sequence[Candidate]], loss_db: float) -> Choice:
-    """The fastest choice found whose total error is at most `loss_db` dB above the least one.
+    """Returns the fastest choice found whose total error is at most `loss_db` dB above the least
+    one.
 
-    Float is no candidate where an int8 one exists.
+    Float is not a candidate for groups that have an int8 candidate.
     """
     usable = [[c for c in group if c.scheme is not None] or list(group) for group in groups]
     best = [min(group, key=lambda c: (c.error, c.seconds)) for group in usable]
@@ -33,7 +35,7 @@ def by_error(groups: Sequence[Sequence[Candidate]], loss_db: float) -> Choice:
 def _swaps(
     groups: Sequence[Sequence[Candidate]], best: Sequence[Candidate]
 ) -> list[tuple[int, Candidate]]:
-    """(group, a faster candidate), the most time saved for its error first."""
+    """Returns pairs (group, faster candidate), the most time saved per added error first."""
 
     def worth(swap: tuple[int, Candidate]) -> float:
         index, candidate = swap
@@ -47,11 +49,12 @@ def _swaps(
 def by_metric(
     groups: Sequence[Sequence[Candidate]], drop: Callable[[Choice], float], allowed: float
 ) -> Choice:
-    """The fewest steps away from the fastest choice for which `drop(choice)` is at most `allowed`.
+    """Returns the choice nearest to the fastest one for which `drop(choice)` is at most `allowed`.
 
-    Steps are taken in the order of sensitivity: first the sites whose error falls most become as
-    accurate as int8 can be, then those with the largest error left become float. The number of
-    steps is found by bisection, so `drop` is called about log2(2 groups) times.
+    Steps away from the fastest choice are taken in the order of sensitivity: first the sites whose
+    error falls most become as accurate as int8 can be, then those with the largest remaining error
+    become float. The number of steps is found by bisection, so `drop` is called about log2(2
+    groups) times.
     """
     choices = _ladder(groups)
     if drop(choices[0]) <= allowed:

@@ -1,4 +1,4 @@
-"""What a calibration is asked for: names and goals, checked, and the schemes to try."""
+"""The arguments of a calibration: checks of its names and goals, and the schemes to try."""
 
 from __future__ import annotations
 
@@ -42,7 +42,10 @@ def checked_bytes(
     groups: Mapping[SiteKey, SharedInput],
     found: Sequence[Sequence[Candidate]],
 ) -> float:
-    """What all weights may take. Raises ValueError where the candidates cannot be so small."""
+    """Returns the number of bytes that all weights may take at `bits` bits per element.
+
+    Raises ValueError if even the smallest candidates take more.
+    """
     assert bits is not None
     elements = sum(r.w_nk.numel() for group in groups.values() for r in group.readers)
     least = sum(min(c.bytes for c in each) for each in found)
@@ -55,8 +58,8 @@ def checked_bytes(
 
 
 def ladder_of(config: Config, also: Sequence[str | Scheme]) -> tuple[Scheme, ...]:
-    """The schemes to try: that of the config, for a static preset also the one whose scales are
-    found at run time, for each token, and what else is asked for."""
+    """Returns the schemes to try: that of the config, for a static preset also the same scheme with
+    dynamic scales per token, and those in `also`."""
     asked = config.chosen
     more = [replace(config, scheme=scheme).chosen for scheme in also]
     if isinstance(config.scheme, str) and asked.x is not None and asked.x.static:

@@ -1,7 +1,8 @@
-"""GPTQ: codes of a weight that lose little on given inputs, column by column. (Q8)-(Q10)
+"""GPTQ: codes of a weight that lose little on given inputs, found column by column. (Q8)-(Q10)
 
-Frantar et al., GPTQ, 2023: the error of a column is made good by those that are not rounded yet.
-Here in the form of Babai's nearest plane: one Cholesky factor of H, no inverse.
+Source: Frantar et al., GPTQ, 2023. The error of a column is compensated by the columns that are not
+rounded yet. This implementation uses the equivalent form of Babai's nearest plane: one Cholesky
+factor of H and no inverse.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ from qfx.ops.single_tensors import Quantized, dequantize, quantize
 from qfx.values.scheme import QSpec
 
 LEAST_DAMPING = 0.01
-LARGEST_ROW = 2.0**96  # |x|^2; as many rows as fit into memory do not overflow
-CORRECTION = 0.25  # a part: the whole follows the noise of few rows
+LARGEST_ROW = 2.0**96  # bound on |x|^2: as many rows as fit into memory do not overflow
+CORRECTION = 0.25  # a part: the full correction would follow the noise of a small sample
 _BLOCK = 128  # columns between two matmuls
 
 
 class Hessian:
-    """H = sum_m x_m x_m^T over the rows of a stream [*, K], float32 [K, K], and how many there
-    were; without those with a NaN or an infinity, or too large for sums of squares. (Q8)"""
+    """The sum H = sum_m x_m x_m^T over the rows of a stream [*, K], float32 [K, K], and the number
+    of rows. Rows with a NaN or an infinity, or too large for sums of squares, are left out. (Q8)"""
 
     def __init__(self, k: int) -> None:
         self.h_kk = torch.zeros(k, k, dtype=torch.float32, device="cpu")
@@ -39,14 +40,14 @@ class Hessian:
 
     @property
     def damping(self) -> float:
-        """Added to the diagonal, relative to its mean: K / M, which a sample of M rows knows so
-        little of; at least 0.01 and at most 1."""
+        """The number added to the diagonal, relative to the diagonal's mean: K / M, because a
+        sample of M rows determines H only that well; at least 0.01 and at most 1."""
         return min(max(self.h_kk.shape[0] / max(self.rows, 1), LEAST_DAMPING), 1.0)
 
 
 class ComparedMoments(Hessian):
-    """Beside H of the rows x_m of the model rounded so far, C = sum_m (f_m - x_m) x_m^T with f_m
-    those in float. (Q11)"""
+    """The sum H over the rows x_m of the model rounded so far, and also C = sum_m (f_m - x_m)
+    x_m^T, where f_m are the same rows in float. (Q11)"""
 
     def __init__(self, k: int) -> None:
         super().__init__(k)
@@ -61,30 +62,31 @@ class ComparedMoments(Hessian):
 
 
 class Order(NamedTuple):
-    """In which order columns are rounded, and how much of each one's error goes to which."""
+    """The order in which columns are rounded, and how the error of each is distributed to later
+    ones."""
 
-    h_kk: Tensor  # as the columns are
-    columns: Tensor  # int64 [K]: the place of each in the weight
-    share_kk: Tensor  # [i, j]: of the error of i to j > i, in this order
-    ways_kk: Tensor | None = None  # codes are to stand for w + w ways (Q11)
+    h_kk: Tensor  # in the original order of the columns
+    columns: Tensor  # int64 [K]: the column of the weight at each place
+    share_kk: Tensor  # [i, j]: the fraction of the error of i that goes to j > i, in this order
+    ways_kk: Tensor | None = None  # the codes are to represent w + w ways (Q11)
 
 
 @without_autocast
 def ordered(moments: Hessian) -> Order:
-    """The columns of most power first. (Q9)"""
+    """Returns the order that rounds the columns of most power first. (Q9)"""
     h_kk = moments.h_kk
     columns = h_kk.diagonal().argsort(descending=True, stable=True)
     mean = h_kk.diagonal()[columns].double().mean().item() if h_kk.numel() else 0.0
     damping = moments.damping * mean
     share = _share(h_kk, columns, damping or 1.0)
-    while share is None:  # float32 sums lose far less of a positive matrix in all but freaks
+    while share is None:  # float32 sums stay positive definite except in rare cases
         damping *= 10
         share = _share(h_kk, columns, damping)
     return Order(h_kk, columns, share, _ways(moments, damping or 1.0))
 
 
 def _ways(moments: Hessian, damping: float) -> Tensor | None:
-    """A part of C (h + damping)^-1; None where nothing was lost before. (Q11)"""
+    """Returns a part of C (h + damping)^-1, or None if nothing was lost before. (Q11)"""
     if not isinstance(moments, ComparedMoments) or not moments.c_kk.any():
         return None
     h = moments.h_kk.double()
@@ -94,11 +96,11 @@ def _ways(moments: Hessian, damping: float) -> Tensor | None:
 
 
 def _share(h_kk: Tensor, columns: Tensor, damping: float) -> Tensor | None:
-    """U_ij / U_jj: U upper triangular, U U^T = h + damping with h in the order of the columns. None
-    where there is no such U.
+    """Returns U_ij / U_jj, where U is upper triangular and U U^T = h + damping, with h in the order
+    of `columns`. Returns None if there is no such U.
 
-    A Cholesky factor of what is reversed. Two float64 matrices at once, no more: of a large K they
-    are what takes memory.
+    U is a Cholesky factor of the reversed matrix. At most two float64 matrices exist at once,
+    because they dominate the memory for a large K.
     """
     back = columns.flip(0)
     h = h_kk[back][:, back].double()
@@ -110,10 +112,11 @@ def _share(h_kk: Tensor, columns: Tensor, damping: float) -> Tensor | None:
 
 @without_autocast
 def rounded_codes(w_nk: Tensor, spec: QSpec, order: Order) -> Tensor:
-    """Codes int8 [N, K] for w float32 [N, K], under the scales that `spec` gives it. (Q9)-(Q11)
+    """Returns int8 codes [N, K] for `w_nk` float32 [N, K] under the scales given by `spec`.
+    (Q9)-(Q11)
 
-    Rows that would be worse than rounded to nearest, sum_kl d_k H_kl d_l of their errors d, are
-    that; so are rows with a NaN or an infinity.
+    A row keeps the codes rounded to nearest if its error d, measured as sum_kl d_k H_kl d_l, would
+    be larger otherwise, or if it contains a NaN or an infinity.
     """
     nearest = quantize(w_nk, spec)
     if not w_nk.numel():
@@ -122,11 +125,12 @@ def rounded_codes(w_nk: Tensor, spec: QSpec, order: Order) -> Tensor:
     spread = nearest._replace(codes=_spread(aim_nk, nearest, order))
     a, b = aim_nk - dequantize(nearest), aim_nk - dequantize(spread)
     gains = ((a - b) @ order.h_kk).mul_(a.add_(b)).sum(1, keepdim=True)  # a H a^T - b H b^T
-    return torch.where(gains > 0, spread.codes, nearest.codes)  # NaN is not
+    return torch.where(gains > 0, spread.codes, nearest.codes)  # NaN compares false
 
 
 def _spread(w_nk: Tensor, nearest: Quantized, order: Order) -> Tensor:
-    """(Q9), with the columns in order as rows: what is read together lies together."""
+    """Computes (Q9) on the transpose, with the columns in order as rows, so that values read
+    together are contiguous."""
     _, scale, zero, spec = nearest
     qmin, qmax = code_range(spec.bits, spec.symmetric)
     group = order.columns // spec.group if spec.group else torch.zeros_like(order.columns)

@@ -1,6 +1,7 @@
-"""Losses of a model's output whose gradients say what a change of it costs. (D2) (D3)
+"""Losses of a model's output whose gradients measure what a change of the output costs. (D2) (D3)
 
-Each gives a loss for every prediction, a row of the output. Seeded: the same each time.
+Each loss function returns one loss per prediction, that is per row of the output. The random
+numbers are seeded, so the losses are the same each time.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ Loss = str | Callable[[Any], Tensor]  # a name of `LOSSES`, or a function of wha
 
 
 def labels(output: Any, random: torch.Generator) -> Tensor:
-    """The cross entropy of logits [..., V] with labels drawn from the distribution that they are.
-    Rows with a NaN do not count. (D2)"""
+    """Returns the cross entropy of logits [..., V] with labels drawn from the distribution that the
+    logits define. Rows with a NaN are left out. (D2)"""
     rows = _rows(_logits_of(output))
     drawn, usable = _drawn(rows.detach(), random)
     rows = rows if usable.all() else rows[usable]
@@ -28,7 +29,8 @@ def labels(output: Any, random: torch.Generator) -> Tensor:
 
 
 class _CrossEntropy(torch.autograd.Function):
-    """PyTorch keeps two tensors of the size of the logits; this one computes softmax again."""
+    """Cross entropy that computes the softmax again in the backward. PyTorch's keeps two tensors of
+    the size of the logits."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, drawn: Tensor) -> Tensor:
@@ -44,9 +46,10 @@ class _CrossEntropy(torch.autograd.Function):
 
 
 def _drawn(logits: Tensor, random: torch.Generator) -> tuple[Tensor, Tensor]:
-    """A label for each usable row, and which are. Vocabularies are large: few copies at once."""
+    """Returns a label for each usable row, and a mask of the usable rows. Few copies exist at once
+    because vocabularies are large."""
     chances = logits.softmax(-1)
-    usable = chances.sum(-1).isfinite()  # of a row all are NaN, or none
+    usable = chances.sum(-1).isfinite()  # all elements of a row are NaN, or none
     chances = chances if usable.all() else chances[usable]
     if not chances.numel():
         raise UserError("calibrate: the logits of a batch have no row without a NaN")
@@ -54,7 +57,8 @@ def _drawn(logits: Tensor, random: torch.Generator) -> tuple[Tensor, Tensor]:
 
 
 def direction(output: Any, random: torch.Generator) -> Tensor:
-    """The product of each row of the output with a random direction, over its length. (D3)"""
+    """Returns the product of each output row with a random direction, divided by the row's length.
+    (D3)"""
     rows = _rows(_first(output))
     lengths = rows.detach().norm(dim=-1).clamp_min(1e-30)
     towards = torch.randn(rows.shape, generator=random, dtype=torch.float32, device="cpu")
@@ -68,7 +72,8 @@ LOSSES: dict[str, Callable[[Any, torch.Generator], Tensor]] = {
 
 
 def losses_of(output: Any, loss: Loss | None, random: torch.Generator) -> Tensor:
-    """One loss of each prediction. By default `labels` of an output that calls something logits."""
+    """Returns one loss per prediction. The default is `labels` if the output has logits, else
+    `direction`."""
     with torch.inference_mode(False), torch.enable_grad():
         if not (loss is None or isinstance(loss, str)):
             return _checked(loss(output))
@@ -91,7 +96,7 @@ def _rows(output: Tensor) -> Tensor:
 
 
 def _named(output: Any) -> Tensor | None:
-    """What the output calls logits."""
+    """Returns the entry or attribute `logits` of the output, or None."""
     found = output.get("logits") if isinstance(output, Mapping) else None
     found = getattr(output, "logits", None) if found is None else found
     return found if isinstance(found, Tensor) else None
@@ -103,7 +108,7 @@ def _logits_of(output: Any) -> Tensor:
 
 
 def _first(output: Any) -> Tensor:
-    """The first tensor of floats in what a model returns."""
+    """Returns the first tensor of floats in a model's output."""
     leaves = (t for t in tree_leaves(output) if isinstance(t, Tensor) and t.is_floating_point())
     found = next(leaves, None)
     if found is None:

@@ -1,7 +1,7 @@
-"""Observers: the range that a stream of activations is given in advance, in bounded memory.
+"""Observers: determine a static range for a stream of activations, in bounded memory.
 
-Each takes tensors by `update` and says `(low, high)` by `range`, with zero inside. Those that clip
-stand on a `Histogram`.
+Each observer takes tensors by `update` and returns `(low, high)` by `range`; the range contains
+zero. The observers that clip use a `Histogram`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from qfx.ops.quantize import SMALLEST_SCALE, code_range
 
-BINS = 4096  # of a histogram, even
+BINS = 4096  # of a histogram, of equal width
 _FRACTIONS = 128  # clipping ranges that a search tries
 
 
@@ -26,7 +26,7 @@ class Observer(Protocol):
 
 
 class MinMax:
-    """The extremes of all that was seen."""
+    """The smallest and the largest value observed."""
 
     def __init__(self) -> None:
         self.low = self.high = 0.0
@@ -40,7 +40,7 @@ class MinMax:
 
 
 class MovingAverage:
-    """The batches' extremes, older ones forgotten: a <- momentum a + (1 - momentum) b."""
+    """An exponential average of the extremes of each batch: a <- momentum a + (1 - momentum) b."""
 
     def __init__(self, momentum: float = 0.9) -> None:
         if not 0 <= momentum < 1:
@@ -58,8 +58,9 @@ class MovingAverage:
 
 
 class Histogram:
-    """Counts in `BINS` bins of [-limit, limit]. The limit, a power of two, doubles as values grow:
-    pairs of bins merge, so no count is lost and the order of batches changes nothing."""
+    """Counts of values in `BINS` bins of [-limit, limit]. The limit, a power of two, doubles as
+    values grow: pairs of bins merge, so no count is lost and the result does not depend on the
+    order of batches."""
 
     def __init__(self) -> None:
         self.limit = 0.0
@@ -89,7 +90,8 @@ class Histogram:
         return (torch.arange(BINS, dtype=torch.float64, device="cpu") + 0.5) * width - self.limit
 
     def extremes(self) -> tuple[float, float]:
-        """The outer edges of the outermost bins that hold something, zero inside."""
+        """Returns the outer edges of the outermost bins that are not empty, extended to include
+        zero."""
         full, width = self.counts.nonzero().reshape(-1), 2 * self.limit / BINS
         if not full.numel():
             return 0.0, 0.0
@@ -108,7 +110,8 @@ class _Clipping:
         self.histogram.update(x)
 
     def range(self) -> tuple[float, float]:
-        """The best of a few fractions of the full range, by `loss`, the smallest being best."""
+        """Returns the fraction of the full range with the smallest `loss`, of a fixed set of
+        fractions."""
         low, high = self.histogram.extremes()
         if low == high:
             return low, high
@@ -152,10 +155,12 @@ class MeanSquare(_Clipping):
 
 
 class Entropy(_Clipping):
-    """The range whose codes' distribution diverges least from the values' (Kullback-Leibler).
+    """The range for which the distribution of the codes diverges least from that of the values
+    (Kullback-Leibler).
 
-    Source: Migacz, 8-bit inference with TensorRT (2017): what is clipped counts at the edges of the
-    reference; within a code, the quantized distribution is even over the bins that hold something.
+    Source: Migacz, 8-bit inference with TensorRT (2017). Clipped values count at the edges of the
+    reference; within a code, the quantized distribution is uniform over the bins that are not
+    empty.
     """
 
     def loss(self, clipped: tuple[float, float]) -> float:
@@ -188,7 +193,8 @@ OBSERVERS: dict[str, Callable[[int, bool], Observer]] = {
 
 
 def step_of(low: float, high: float, bits: int, symmetric: bool) -> tuple[float, int]:
-    """(scale, zero point) of codes for the range [low, high], which holds zero. (Q1) (Q2)"""
+    """Returns (scale, zero point) of codes for the range [low, high], which contains zero. (Q1)
+    (Q2)"""
     qmin, qmax = code_range(bits, symmetric)
     if symmetric:
         return max(max(-low, high) / qmax, SMALLEST_SCALE), 0
@@ -197,7 +203,7 @@ def step_of(low: float, high: float, bits: int, symmetric: bool) -> tuple[float,
 
 
 def _extremes(x: Tensor) -> tuple[float, float]:
-    """Of the finite values and zero."""
+    """Returns the minimum and the maximum of zero and the finite values."""
     x = x.detach()
     x = x[x.isfinite()]
     if not x.numel():
@@ -207,8 +213,8 @@ def _extremes(x: Tensor) -> tuple[float, float]:
 
 
 def _cut(folded: Tensor, allowed: Tensor) -> int:
-    """How many bins from zero on hold all but the allowed count."""
-    beyond = folded.flip(0).cumsum(0).flip(0)  # in this bin and farther out
+    """Returns the number of bins, counted from zero, beyond which at most `allowed` values lie."""
+    beyond = folded.flip(0).cumsum(0).flip(0)  # the count in this bin and all farther out
     return int((beyond > allowed).sum())
 
 

@@ -1,7 +1,7 @@
-"""Pin: the plan of a model on this machine, as a recipe that every machine follows.
+"""`pin`: the plan of a model on this machine, as a recipe that every machine follows.
 
-Which matmuls are int8 is decided by what they take on a machine, so two machines may compute other
-numbers. A pinned plan leaves nothing to them.
+Which matmuls run in int8 depends on times measured on a machine, so two machines may compute
+different numbers. A pinned plan leaves no such decision to them.
 """
 
 from __future__ import annotations
@@ -36,14 +36,20 @@ def pin(
     options: Configurable = None,
     **keyword_inputs: Any,
 ) -> Recipe:
-    """The decisions of this machine on the matmuls of `model(*inputs, **keyword_inputs)`, which
-    runs once, in float. With the result as the option `recipe` every machine decides so, and leaves
-    float what is not in it: `Recipe.save` keeps it.
+    """Returns the decisions of this machine on the matmuls of `model(*inputs, **keyword_inputs)` as
+    a Recipe. The model runs once, in float.
 
-    `options`: as for the backend; a recipe among them is taken over. A size that varies has one
-    decision, that of these inputs. Model and default random generators are as before, as after
-    `qfx.explain`. Raises ValueError for a wrong option, where no graph was captured, where a weight
-    has no known size, and where two graphs decide a matmul of one name differently.
+        recipe = qfx.pin(model, inputs)
+        recipe.save("plan.json")
+
+    Given as the option `recipe`, the result makes every machine decide the same; matmuls that are
+    not in it stay float. `Recipe.save` writes it to a file.
+
+    `options`: as for the backend; a recipe among them is included in the result. A size that varies
+    gets one decision, that for these inputs. The model and the default random generators are
+    restored, as after `qfx.explain`. Raises ValueError for a wrong option, if no graph was
+    captured, if a weight has no known size, and if two graphs decide a matmul of the same name
+    differently.
     """
     config, _ = parse_options(options)
     costs, plans = current_costs(), list[Plan]()
@@ -88,7 +94,8 @@ def _products(plan: Plan) -> list[PinnedProduct]:
 
 
 def _once(values: Sequence[Value]) -> tuple[Value, ...]:
-    """Those of several graphs, which may hold one layer each, or the same one for other inputs."""
+    """Merges the values of several graphs, each of which may hold one layer, or the same layer for
+    other inputs."""
     found: dict[tuple[str, int], Value] = {}
     for value in values:
         first = found.setdefault((value.name, value.call), value)

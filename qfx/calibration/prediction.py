@@ -1,7 +1,7 @@
-"""Predicting: what each candidate would change at the model's output. (D1)
+"""Prediction of how much each candidate changes the model's output. (D1)
 
-A few batches run forward and back. Behind each, the errors of every candidate on the rows that were
-kept meet the gradients there, so that no more than one batch is in memory.
+A few batches run forward and backward. After each batch, the errors of every candidate on the
+sampled rows are combined with the gradients at these rows, so only one batch is in memory.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ def predicted(
     found: Mapping[SiteKey, Sequence[Candidate]],
     observer: str,
 ) -> dict[SiteKey, list[Candidate]]:
-    """The candidates with the divergence of each of their sites: NaN where no gradient was seen."""
+    """Returns the candidates with the divergence of each of their sites: NaN if no gradient was
+    seen."""
     random, predictions = torch.Generator().manual_seed(0), 0
     totals: dict[SiteKey, Tensor] = {}  # [candidates, sites]
     with unchanged(model, "calibrate"), _constant_parameters(model):
@@ -58,8 +59,9 @@ def predicted(
 
 @contextmanager
 def _constant_parameters(model: Callable[..., Any]) -> Iterator[None]:
-    """What trains is a constant to autograd inside: then modules run as they do without gradients,
-    torch.nn's encoders their fast way, and nothing is kept for gradients of weights."""
+    """Makes trainable parameters constants to autograd inside the context. Modules then run as they
+    do without gradients (the encoders of torch.nn take their fast path), and nothing is kept for
+    gradients of weights."""
     module = module_of(model)
     trained = [p for p in module.parameters() if p.requires_grad] if module else []
     try:
@@ -72,8 +74,9 @@ def _constant_parameters(model: Callable[..., Any]) -> Iterator[None]:
 
 
 def _told(each: Sequence[Candidate], divergences: Tensor, group: SharedInput) -> list[Candidate]:
-    """Float changes nothing, and says what int8 would. It counts as a tenth slower at least than
-    what the minimum gain has let through: such sites are wanted in int8."""
+    """Returns the candidates with their divergences. The float candidate has divergence 0, and its
+    reason states what int8 would add. Its time is at least 1.1 times that of the fastest int8
+    candidate, so that the sites that passed the minimum gain are preferred in int8."""
     rows = divergences.expand(len(each), len(group.readers)).tolist()
     told = [replace(c, divergences=tuple(row)) for c, row in zip(each, rows, strict=True)]
     least = min((c.divergence for c in told if c.scheme), default=0.0)

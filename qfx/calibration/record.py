@@ -1,6 +1,6 @@
 """Record: what calibration keeps of the activations that sites read, in bounded memory.
 
-Sites that read one activation share one record, as they will share its codes.
+Sites that read the same activation share one record, just as they will share its codes.
 """
 
 from __future__ import annotations
@@ -22,18 +22,19 @@ from qfx.pipeline import Context, run_passes
 from qfx.plan.exclusions import why_excluded
 from qfx.values.config import Config
 
-ROWS = 256  # of a sample, at most
-SiteKey = tuple[str, int]  # its name, and which of the sites of that name in the graph it is
+ROWS = 256  # at most, of a sample
+SiteKey = tuple[str, int]  # its name, and its index among the graph's sites of that name
 
 
 class Updated(Protocol):
-    """What takes a stream of activations."""
+    """A consumer of a stream of activations."""
 
     def update(self, x: Tensor) -> None: ...
 
 
 class Transform(NamedTuple):
-    """x' = rotate(x * factor) before x is quantized, without its columns `outliers` (R1) (R3)."""
+    """The transform x' = rotate(x * factor) applied before x is quantized, with the columns
+    `outliers` set to zero. (R1) (R3)"""
 
     factor: Tensor | None = None
     rotation: int = 0
@@ -47,7 +48,7 @@ class Transform(NamedTuple):
         return transformed_weight(self._zeroed(w_nk), self.factor, self.rotation).float()
 
     def in_float(self, x: Tensor, w_nk: Tensor) -> Tensor | float:
-        """What the outliers add to the product."""
+        """Returns what the outlier columns add to the product."""
         columns = list(self.outliers)
         return x[:, columns] @ w_nk[:, columns].t() if columns else 0.0
 
@@ -61,10 +62,11 @@ class Transform(NamedTuple):
 
 @dataclass
 class ActivationRecord:
-    """A stream of rows [*, K]: its channels' magnitudes, and rows drawn from it.
+    """Statistics of a stream of rows [*, K]: the largest magnitude of each channel, and some of the
+    rows.
 
-    The rows are a uniform sample, whatever the number of batches, and the same one every time; and
-    the few rows with the largest elements, which a sample would miss.
+    The rows are a uniform sample, whatever the number of batches, and the same sample every time,
+    plus the few rows with the largest elements, which a sample would miss.
     """
 
     k: int
@@ -98,12 +100,12 @@ class ActivationRecord:
         self.extreme = self._largest(torch.cat([self.extreme, self._largest(x_mk)]))
 
     def _largest(self, rows: Tensor) -> Tensor:
-        """The rows with the largest elements, in their order."""
+        """Returns the rows with the largest elements, in their original order."""
         largest = rows.abs().amax(1).topk(min(self.room // 8, rows.shape[0])).indices
         return rows[largest.sort().values]
 
     def _draw(self, x_mk: Tensor) -> None:
-        """Each row gets a random number; those with the smallest ones stay."""
+        """Gives each row a random number and keeps the rows with the smallest numbers."""
         count, added = self._drawn.numel(), x_mk.shape[0]
         drawn = torch.rand(added, generator=self._random, dtype=torch.float32, device="cpu")
         numbers = torch.cat([self._drawn, drawn])
@@ -118,7 +120,7 @@ class ActivationRecord:
         self._rows, self._drawn = rows, numbers[chosen]
 
     def shrink(self, room: int) -> None:
-        """Keeps the rows that a smaller sample would hold."""
+        """Drops rows until only those remain that a sample of `room` rows would hold."""
         self.room = min(self.room, room)
         kept = self._drawn.topk(min(self.room, self._drawn.numel()), largest=False).indices
         kept = kept.sort().values
@@ -128,10 +130,10 @@ class ActivationRecord:
 
 
 class CalibrationSite(NamedTuple):
-    """A site as calibration sees it."""
+    """A site during calibration: its key, its names and its weight."""
 
     key: SiteKey
-    names: tuple[str, ...]  # that patterns are matched against
+    names: tuple[str, ...]  # matched against patterns
     weight: Tensor
     view: View
 
@@ -141,13 +143,13 @@ class CalibrationSite(NamedTuple):
 
     @property
     def largest(self) -> Tensor:
-        """max_n |w_nk|, float32 [K]."""
+        """The maxima max_n |w_nk|, float32 [K]."""
         w_nk = self.w_nk
         return torch.maximum(w_nk.amax(0), -w_nk.amin(0)).float()
 
     @property
     def power(self) -> Tensor:
-        """mean_n w_nk^2, float32 [K]."""
+        """The mean squares mean_n w_nk^2, float32 [K]."""
         return torch.linalg.vector_norm(self.w_nk, dim=0, dtype=torch.float32).square() / max(
             self.w_nk.shape[0], 1
         )
@@ -155,7 +157,7 @@ class CalibrationSite(NamedTuple):
 
 @dataclass(frozen=True)
 class SharedInput:
-    """The sites that read one activation, of one type."""
+    """The sites that read one activation, and the activation's dtype."""
 
     activation: ActivationRecord
     readers: tuple[CalibrationSite, ...]
@@ -163,21 +165,21 @@ class SharedInput:
 
     @property
     def m(self) -> int:
-        """Rows of a call, on average."""
+        """The average number of rows per call."""
         return round(self.activation.rows / max(self.activation.calls, 1))
 
 
 @dataclass
 class Session:
-    """All groups of a model, by the key of their first site, and what is done with their inputs."""
+    """All groups of a model, by the key of their first site, and the observers of their inputs."""
 
     room: int = ROWS
     groups: dict[SiteKey, SharedInput] = field(default_factory=dict)
-    names: set[str] = field(default_factory=set)  # what patterns may mean
+    names: set[str] = field(default_factory=set)  # names that patterns may refer to
     observers: dict[SiteKey, list[tuple[Transform, Updated]]] | None = None  # of a further pass
 
     def run(self, gm: fx.GraphModule, prefixes: Mapping[str, str], arguments: Sequence[Any]) -> Any:
-        """One call of a captured graph; the inputs of the sites that int8 suits are recorded."""
+        """Runs one call of a captured graph and records the inputs of the sites that int8 suits."""
         matches = matches_of(gm, prefixes)
         self.names.update(name for m in matches for name in m.names)
         suited = [(key, site) for key, site in keyed_sites(matches) if not why_excluded(site)]
@@ -191,7 +193,7 @@ class Session:
                 observer.update(transform.of(x))
 
     def fit(self, memory: float) -> None:
-        """Shrinks the samples, now and later, so that they take at most so many bytes."""
+        """Shrinks the samples, present and future, so that they take at most `memory` bytes."""
         width = sum(g.activation.k for g in self.groups.values())
         self.room = min(self.room, max(int(memory / max(width * 4 * 9 / 8, 1)), 8))
         for group in self.groups.values():
@@ -204,7 +206,7 @@ def matches_of(gm: fx.GraphModule, prefixes: Mapping[str, str]) -> Sequence[Matc
 
 
 def keyed_sites(matches: Sequence[Match]) -> list[tuple[SiteKey, Site]]:
-    """The sites with what tells them apart."""
+    """Returns the sites, each with the key that distinguishes it from sites of the same name."""
     counts, found = Counter[str](), []
     for site in of_kind(matches, Site):
         found.append(((site.name, counts[site.name]), site))
@@ -213,7 +215,8 @@ def keyed_sites(matches: Sequence[Match]) -> list[tuple[SiteKey, Site]]:
 
 
 class Recorder(fx.Interpreter):
-    """Runs a graph and shows `saw` what its sites read: those of one activation together."""
+    """An interpreter that runs a graph and passes each activation that sites read to `saw`, with
+    all the sites that read it."""
 
     def __init__(self, gm: fx.GraphModule, sites: Sequence[tuple[SiteKey, Site]]) -> None:
         super().__init__(gm)
@@ -225,7 +228,7 @@ class Recorder(fx.Interpreter):
         self._keep({site.weight for _, site in sites})
 
     def _keep(self, weights: set[fx.Node]) -> None:
-        """What is read through a view is kept until the site is there."""
+        """Keeps weights that are read through a view until their site runs."""
         for node, read in self.user_to_last_uses.items():
             self.user_to_last_uses[node] = [n for n in read if n not in weights]
 
@@ -241,12 +244,12 @@ class Recorder(fx.Interpreter):
         raise NotImplementedError
 
     def weight(self, site: Site) -> Tensor:
-        found = self.env.get(site.weight)  # not there yet if it stands later in the graph
+        found = self.env.get(site.weight)  # absent if the weight's node comes later in the graph
         return attribute(site.weight) if found is None else found
 
 
 class _Inputs(Recorder):
-    """Records them in a session."""
+    """A recorder that stores the inputs of sites in a session."""
 
     def __init__(
         self, gm: fx.GraphModule, sites: Sequence[tuple[SiteKey, Site]], session: Session

@@ -1,4 +1,4 @@
-"""Rounding: the codes of the sites that calibration has made int8, by what their inputs were.
+"""Rounding: chooses the codes of int8 sites according to the inputs they receive.
 
 The second moments of all inputs would take as much memory as the model, so the batches are read
 several times, each time for as many sites as fit.
@@ -25,8 +25,8 @@ NEAREST = "nearest"
 SEQUENTIAL = "gptq-sequential"
 ROUNDINGS = (NEAREST, *METHODS)
 _FLOAT32 = 4  # bytes
-_ROWS = 4096  # of a weight at once, where they are quantized each by itself
-Chosen = Mapping[SiteKey, Candidate]  # of each group
+_ROWS = 4096  # of a weight that are rounded at once, if each row is quantized by itself
+Chosen = Mapping[SiteKey, Candidate]  # by the key of the group
 
 
 def rounded(
@@ -38,10 +38,11 @@ def rounded(
     observe: Callable[[str], object],
     memory: float,
 ) -> dict[SiteKey, Candidate]:
-    """The candidates with codes for each of their sites, or the reason why they have none.
+    """Returns the candidates with codes for each of their sites, or with the reason why they have
+    none.
 
-    `observe` runs the batches. `memory`: bytes that second moments may take at once, and at least
-    those of one activation do.
+    `observe` runs the batches. `memory`: bytes that second moments may take at once; those of one
+    activation are always allowed.
     """
     result = {key: _told(candidate) for key, candidate in chosen.items()}
     wanted = [key for key, candidate in result.items() if candidate.scheme and not candidate.reason]
@@ -65,7 +66,8 @@ def rounded_in_turn(
     observer: str,
     run: Callable[[Chosen, Callable[[SiteKey, ComparedMoments], Candidate]], None],
 ) -> dict[SiteKey, Candidate]:
-    """The same by (Q11). `run` calls what it is given for one group after the other."""
+    """Returns the same as `rounded`, with codes found by (Q11). `run` calls its second argument for
+    one group after the other."""
     result = {key: _told(candidate) for key, candidate in chosen.items()}
 
     def round_group(key: SiteKey, moments: ComparedMoments) -> Candidate:
@@ -80,7 +82,8 @@ def rounded_in_turn(
 def all_rounded(
     found: Mapping[SiteKey, Sequence[Candidate]], rounded_of: Callable[[Chosen], Chosen]
 ) -> dict[SiteKey, list[Candidate]]:
-    """Each candidate of each group as `rounded_of` makes those of a choice."""
+    """Returns all candidates of each group, rounded by calls of `rounded_of` with one candidate per
+    group."""
     result: dict[SiteKey, list[Candidate]] = {key: [] for key in found}
     for i in range(max(map(len, found.values()), default=0)):
         chosen = rounded_of({key: each[i] for key, each in found.items() if i < len(each)})
@@ -90,7 +93,7 @@ def all_rounded(
 
 
 def _told(candidate: Candidate) -> Candidate:
-    """The candidate, with the reason why its codes stay the nearest if there is one."""
+    """Returns the candidate, with the reason if its codes must be rounded to nearest."""
     scheme = candidate.scheme
     if scheme is None or scheme.w.axes != PER_COLUMN:
         return candidate
@@ -100,7 +103,7 @@ def _told(candidate: Candidate) -> Candidate:
 def _passes(
     keys: Sequence[SiteKey], groups: Mapping[SiteKey, SharedInput], memory: float
 ) -> Iterator[list[SiteKey]]:
-    """The groups, in their order, as many at a time as fit."""
+    """Yields the groups in their order, as many at a time as fit into `memory` bytes."""
     now, taken = list[SiteKey](), 0
     for key in keys:
         size = _FLOAT32 * groups[key].activation.k ** 2
@@ -130,7 +133,8 @@ def _rounded(
 
 
 def _codes(w_nk: Tensor, transform: Transform, spec: QSpec, order: Order) -> Tensor:
-    """int8 [N, K]; little is in memory beside them, as of the head of a language model."""
+    """Returns codes int8 [N, K]. Rows are processed in blocks to save memory, for example for the
+    head of a language model."""
     codes = torch.empty(w_nk.shape, dtype=torch.int8, device=w_nk.device)
     rows = _ROWS if spec.axes == PER_ROW else max(w_nk.shape[0], 1)
     for w, out in zip(w_nk.split(rows), codes.split(rows), strict=True):

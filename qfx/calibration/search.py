@@ -1,9 +1,9 @@
-"""Search: for each group of sites the candidates, a scheme and a transform, and their errors.
+"""Search: for each group of sites the candidates (a scheme and a transform each) and their errors.
 
-The error of a site is the mean over the sampled rows of |y - y'|^2 / max(|y|^2, mean |y|^2), y its
-output without bias. Noise in rows of little power counts as it does in the others, and the few rows
-of huge power do not drown the rest. On SmolLM2 smoothing chosen by it halves the divergence that
-rotation leaves; chosen by |y - y'|^2 / |y|^2 it takes a third.
+The error of a site is the mean over the sampled rows of |y - y'|^2 / max(|y|^2, mean |y|^2), where
+y is the site's output without bias. Noise in rows of little power counts as it does in the others,
+and the few rows of huge power do not dominate. On SmolLM2, smoothing chosen by this error halves
+the divergence that remains after rotation; chosen by |y - y'|^2 / |y|^2 it reduces it by a third.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from qfx.values.rounding import Rounding
 from qfx.values.scheme import PER_COLUMN, PER_ROW, QSpec, Scheme
 from qfx.values.site_recipe import LEAST_INT8
 
-STRENGTHS = (0.35, 0.5, 0.65, 0.8)  # of smoothing
+STRENGTHS = (0.35, 0.5, 0.65, 0.8)  # strengths of smoothing that are tried
 WEIGHT_ROWS = 2048
 OUTLIERS = 8  # features of an activation that may stay float
 _SMALLEST = 1e-5  # magnitudes below this are not smoothed
@@ -34,16 +34,16 @@ _SMALLEST = 1e-5  # magnitudes below this are not smoothed
 
 @dataclass(frozen=True)
 class Candidate:
-    """One way to quantize the sites of a group, and what it costs."""
+    """One way to quantize the sites of a group, its errors and its predicted time."""
 
     scheme: Scheme | None  # None: float
     transform: Transform
     errors: tuple[float, ...]  # of each site
-    seconds: float  # predicted, of all sites
-    reason: str = ""  # of float, or of the nearest codes
-    roundings: tuple[Rounding, ...] = ()  # of each site, where its codes are not the nearest
-    divergences: tuple[float, ...] = ()  # predicted, of each site, where they were asked for
-    bytes: int = 0  # of the weights of all sites, as they are stored
+    seconds: float  # predicted, sum over the sites
+    reason: str = ""  # why the group stays float, or why its codes are rounded to nearest
+    roundings: tuple[Rounding, ...] = ()  # of each site, if its codes are not rounded to nearest
+    divergences: tuple[float, ...] = ()  # predicted, of each site, if requested
+    bytes: int = 0  # of the stored weights of all sites
 
     @property
     def error(self) -> float:
@@ -51,14 +51,14 @@ class Candidate:
 
     @property
     def divergence(self) -> float:
-        """Infinite where it is not known."""
+        """The sum over the sites; infinite if unknown."""
         total = sum(self.divergences) if self.divergences else math.inf
         return total if total == total else math.inf
 
 
 @dataclass(frozen=True)
 class _Problem:
-    """A group's weights, of large ones `WEIGHT_ROWS` rows, and its outputs on rows x."""
+    """The weights of a group (at most `WEIGHT_ROWS` rows of each) and its outputs on rows `x`."""
 
     group: SharedInput
     x: Tensor
@@ -67,8 +67,8 @@ class _Problem:
 
     @classmethod
     def of(cls, group: SharedInput, per_row: bool, x: Tensor | None = None) -> _Problem:
-        """`per_row`: each row of a weight is quantized by itself, so that some stand for all. `x`:
-        the sampled rows unless others are given."""
+        """Makes the problem of a group. `per_row`: each row of a weight is quantized by itself, so
+        that a few rows can represent all. `x`: rows to use instead of the sampled ones."""
         weights = [reader.w_nk for reader in group.readers]
         if per_row:
             weights = [_some_rows(w) for w in weights]
@@ -80,12 +80,13 @@ class _Problem:
         return self.errors_of(Candidate(scheme, transform, (), 0.0), observer)
 
     def errors_of(self, candidate: Candidate, observer: str) -> tuple[float, ...]:
-        """Of each site."""
+        """Returns the error of each site."""
         noisy = self.noisy(candidate, observer)
         return tuple(map(relative_error, self.exact, noisy))
 
     def noisy(self, candidate: Candidate, observer: str) -> Iterator[Tensor]:
-        """The outputs of each site in int8; with its codes if the candidate has some."""
+        """Yields the int8 output of each site, computed with the candidate's codes if it has
+        some."""
         scheme, transform, activation = candidate.scheme, candidate.transform, self.group.activation
         assert scheme is not None
         x_hat = transform.of(self.x)
@@ -108,7 +109,7 @@ def _some_rows(w_nk: Tensor) -> Tensor:
 
 @without_autocast
 def errors_of(group: SharedInput, candidate: Candidate, observer: str) -> tuple[float, ...]:
-    """The errors of a candidate's sites, with their codes."""
+    """Returns the error of each site, computed with the candidate's codes."""
     assert candidate.scheme is not None
     per_row = candidate.scheme.w.axes == PER_ROW
     return _Problem.of(group, per_row).errors_of(candidate, observer)
@@ -118,8 +119,9 @@ def errors_of(group: SharedInput, candidate: Candidate, observer: str) -> tuple[
 def costs_of_errors(
     group: SharedInput, candidates: Sequence[Candidate], observer: str, calls: Sequence[SampledCall]
 ) -> Tensor:
-    """sum_tu (d_t d_u) price_tu over rows t and u of these calls, float64 [candidates, sites]: d_t
-    the error in the output of a site at row t. 0 in float. (D1)"""
+    """Returns sum_tu (d_t d_u) price_tu over rows t and u of these calls, float64 [candidates,
+    sites], where d_t is the error in a site's output at row t. The result is 0 for float
+    candidates. (D1)"""
     shape = (len(candidates), len(group.readers))
     result = torch.zeros(shape, dtype=torch.float64, device="cpu")
     int8 = [(i, c) for i, c in enumerate(candidates) if c.scheme]
@@ -130,7 +132,7 @@ def costs_of_errors(
             noisy = problem.noisy(candidate, observer)
             for j, (reader, other) in enumerate(zip(group.readers, noisy, strict=True)):
                 d = (problem.exact[j] - other).double()
-                rows = reader.w_nk.shape[0] / max(d.shape[1], 1)  # each stands for so many
+                rows = reader.w_nk.shape[0] / max(d.shape[1], 1)  # each row stands for this many
                 price = call.price.get(reader.key)
                 result[i, j] += torch.nan if price is None else rows * ((d @ d.t()) * price).sum()
     return result
@@ -144,10 +146,12 @@ def candidates(
     cost: CostModel,
     minimum_gain: float,
 ) -> list[Candidate]:
-    """The group in float, and every scheme with the best strength of smoothing for it, and with its
-    outliers in float, those left out whose predicted gain is below `minimum_gain`.
+    """Returns the candidates of a group: float, and each scheme with its best strength of
+    smoothing, and also with its outliers in float. Schemes whose predicted gain is below
+    `minimum_gain` are left out.
 
-    The first scheme is what was asked for. If it is static, others must save a tenth of its time.
+    The first scheme is the requested one. If it is static, the others must save a tenth of its
+    time.
     """
     times = [_times(group, scheme, cost) for scheme in schemes]
     in_float, asked = times[0]
@@ -178,7 +182,7 @@ def candidates(
 
 
 def _bytes(group: SharedInput, scheme: Scheme | None) -> int:
-    """Of the weights; the few columns that are outliers are not counted."""
+    """Returns the bytes of the stored weights, not counting the few columns that are outliers."""
     weights = [reader.w_nk for reader in group.readers]
     if scheme is None:
         return sum(w.numel() * w.element_size() for w in weights)
@@ -186,7 +190,8 @@ def _bytes(group: SharedInput, scheme: Scheme | None) -> int:
 
 
 def _outliers(group: SharedInput, scheme: Scheme) -> tuple[int, ...]:
-    """The few features of x that stick out most: ten times the median of all features' maxima."""
+    """Returns the few features of x whose maximum exceeds ten times the median of all features'
+    maxima."""
     if scheme.x is None or PER_COLUMN in (scheme.x.axes, scheme.w.axes):
         return ()
     absmax, k = group.activation.absmax, group.activation.k
@@ -208,7 +213,8 @@ def _best_smoothing(
 
 
 def _factors(group: SharedInput, scheme: Scheme) -> Iterator[Tensor | None]:
-    """None, and 1 / s_k with s_k = x_k^a / w_k^(1 - a), x_k and w_k the sizes of feature k."""
+    """Yields None, and 1 / s_k with s_k = x_k^a / w_k^(1 - a), where x_k and w_k are the sizes of
+    feature k."""
     if scheme.x is not None and scheme.x.axes == PER_COLUMN:
         yield 1 / group.activation.absmax.clamp_min(_SMALLEST)
         return
@@ -220,18 +226,20 @@ def _factors(group: SharedInput, scheme: Scheme) -> Iterator[Tensor | None]:
             continue
         for strength in STRENGTHS:
             factor = w.clamp_min(_SMALLEST) ** (1 - strength) / x.clamp_min(_SMALLEST) ** strength
-            seen = x > _SMALLEST  # of a channel that is 0 in all batches no size is known
+            seen = x > _SMALLEST  # the size of a channel that is 0 in all batches is unknown
             near_1 = factor / factor[seen].log().mean().exp()  # changes nothing but rounding
             yield torch.where(seen, near_1, 1.0)
 
 
 def _sizes(group: SharedInput, scheme: Scheme) -> Iterator[tuple[Tensor, Tensor]]:
-    """Of each feature of x and of the weights: [K] both.
+    """Yields the sizes of each feature of x and of the weights, both [K].
 
-    Maxima, which steps follow (Xiao et al., SmoothQuant, 2023). Those of rotated blocks follow the
-    blocks' powers, so there root mean squares; but a static step stays that of the farthest row,
-    so both are tried. On SmolLM2 powers take the divergence that smoothing and rotation leave from
-    0.0027 to 0.0023, and both that of static scales from 0.0108 to 0.0101.
+    Without rotation the sizes are maxima, which determine the quantization steps (Xiao et al.,
+    SmoothQuant, 2023). The maxima of rotated blocks follow the powers of the blocks, so with
+    rotation the sizes are root mean squares. A static step is still that of the most extreme row,
+    so both are tried for static schemes. On SmolLM2 powers reduce the divergence that remains after
+    smoothing and rotation from 0.0027 to 0.0023; trying both reduces that of static scales from
+    0.0108 to 0.0101.
     """
     rotated = bool(scheme.block(group.activation.k))
     if not rotated or (scheme.x is not None and scheme.x.static):
@@ -242,7 +250,7 @@ def _sizes(group: SharedInput, scheme: Scheme) -> Iterator[tuple[Tensor, Tensor]
 
 
 def relative_error(exact: Tensor, noisy: Tensor) -> float:
-    """The mean over rows of |y - y'|^2 / max(|y|^2, mean |y|^2)."""
+    """Returns the mean over rows of |y - y'|^2 / max(|y|^2, mean |y|^2)."""
     power = exact.square().sum(1)
     noise = (exact - noisy).square().sum(1)
     allowed = torch.maximum(power, power.mean()).clamp_min(1e-30)
@@ -250,7 +258,8 @@ def relative_error(exact: Tensor, noisy: Tensor) -> float:
 
 
 def rounded_activation(x: Tensor, spec: QSpec, observer: str, seen: Tensor) -> Tensor:
-    """The values that the codes of x stand for; a static range is that of the rows `seen`."""
+    """Returns the values that the codes of x represent. A static range is that of the rows
+    `seen`."""
     if not spec.static:
         return dequantize(quantize(x, spec))
     watch = OBSERVERS[observer](spec.bits, spec.symmetric)
@@ -264,7 +273,7 @@ def rounded_activation(x: Tensor, spec: QSpec, observer: str, seen: Tensor) -> T
 def _times(
     group: SharedInput, scheme: Scheme, cost: CostModel, outliers: int = 0
 ) -> tuple[float, float]:
-    """Predicted seconds of all sites, in float and in int8."""
+    """Returns the predicted seconds of all sites together, in float and in int8."""
     m, shapes = max(group.m, 1), [reader.w_nk.shape for reader in group.readers]
     works = [Work.linear(m, k, n, group.dtype, scheme, outliers) for n, k in shapes]
     each = [cost.estimate(work) for work in works]

@@ -1,7 +1,7 @@
 """Sensitivity: what errors in a site's output cost at the model's output. (D1)
 
-A batch runs while autograd records, then back. Kept are rows of each activation, and for each site
-that reads it the products of the gradients in these rows.
+A batch runs forward while autograd records, then backward. Some rows of each activation are kept,
+and for each site that reads it the products of the gradients in these rows.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ from qfx.host.autograd import without_autocast
 from qfx.io.errors import UserError
 from qfx.match.site import Site
 
-ROWS = 256  # of a call: all of its M rows if it has no more
+ROWS = 256  # of a call; all of its M rows if it has no more
 
 
 class SampledCall(NamedTuple):
     """Rows x [R, K] that sites read, and for each site `price` [R, R]: mean_j g_tj g_uj of rows t
-    and u, times the pairs of rows that each one stands for. NaN where gradients were turned off."""
+    and u, times the number of pairs of rows that each pair represents. The price is NaN if
+    gradients were turned off."""
 
     x: Tensor
     price: Mapping[SiteKey, Tensor]
@@ -32,20 +33,21 @@ class SampledCall(NamedTuple):
 
 @dataclass
 class Gradients:
-    """Of one batch. `random` draws the rows. `calls`: of each activation, by the key of its first
-    site."""
+    """The gradients of one batch. `random` draws the rows. `calls`: the sampled calls of each
+    activation, by the key of its first site."""
 
     random: torch.Generator
     calls: dict[SiteKey, list[SampledCall]] = field(default_factory=dict)
     leaves: list[Tensor] = field(default_factory=list)
 
     def run(self, gm: fx.GraphModule, prefixes: Mapping[str, str], arguments: Sequence[Any]) -> Any:
-        """One call of a captured graph; parameters are constants to autograd."""
+        """Runs one call of a captured graph; parameters are constants to autograd."""
         constants = [a.detach() if isinstance(a, nn.Parameter) else a for a in arguments]
         return _Prober(gm, keyed_sites(matches_of(gm, prefixes)), self).run(*constants)
 
     def back(self, losses: Tensor) -> None:
-        """From the losses of what ran. Gradients of parameters and inputs are not computed."""
+        """Runs the backward from the losses of the forward that ran. Gradients of parameters and
+        inputs are not computed."""
         if not losses.numel():
             return
         if not losses.requires_grad:
@@ -56,11 +58,12 @@ class Gradients:
         try:
             with torch.inference_mode(False), torch.enable_grad():
                 losses.sum().backward(inputs=self.leaves)
-        except RuntimeError as why:  # as where the model writes in place what a gradient needs
+        except RuntimeError as why:  # as if the model writes in place what a gradient needs
             raise UserError(f"calibrate: the model has no gradients: {why}") from why
 
     def draw(self, x_mk: Tensor) -> tuple[Tensor, int]:
-        """Which rows are kept, and of how many: those without a NaN or an infinity."""
+        """Returns the indices of the rows to keep, and the number of rows without a NaN or an
+        infinity, from which they were drawn."""
         usable = x_mk.isfinite().all(1).nonzero().squeeze(1)
         count = usable.numel()
         order = torch.randperm(count, generator=self.random, dtype=torch.int64, device="cpu")
@@ -68,12 +71,12 @@ class Gradients:
 
 
 class _Probe(NamedTuple):
-    """Where the gradient of one product [*shape] goes, and what it is a product of."""
+    """The destination of the gradient of one site's output [*shape], and the rows that are kept."""
 
     site: Site
     shape: tuple[int, ...]
-    kept: Tensor  # rows
-    total: int  # of all rows
+    kept: Tensor  # indices of the rows that are kept
+    total: int  # the number of all usable rows
     price: Tensor
 
     @without_autocast
@@ -83,15 +86,16 @@ class _Probe(NamedTuple):
 
 
 def _pairs(total: int, kept: int) -> Tensor:
-    """[kept, kept]: how many pairs of all rows each pair stands for; of a row with itself, how many
-    rows."""
+    """Returns, [kept, kept], how many pairs of all rows each pair of kept rows represents; on the
+    diagonal, how many rows each row represents."""
     others = total * (total - 1) / max(kept * (kept - 1), 1)
     pairs = torch.full((kept, kept), others, dtype=torch.float32, device="cpu")
     return pairs.fill_diagonal_(total / max(kept, 1))
 
 
 class _Prober(Recorder):
-    """Adds a zero to each site's product: its gradient is that of the product."""
+    """A recorder that adds a zero to each site's output: the gradient of the zero is that of the
+    output."""
 
     def __init__(
         self, gm: fx.GraphModule, sites: Sequence[tuple[SiteKey, Site]], gradients: Gradients

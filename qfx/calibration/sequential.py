@@ -1,8 +1,9 @@
-"""Sequential: codes of one group of sites after the other, on the inputs that the model gives whose
-groups before it are int8. (Q11)
+"""Sequential rounding: codes of one group of sites after the other, on inputs from a model whose
+preceding groups are already int8. (Q11)
 
-All batches run abreast, in float and rounded. Each run stops where the next group reads its input,
-so that every node runs once for a batch. The price is memory: what each run holds where it stops.
+All batches advance together, once in float and once rounded. Each run stops where the next group
+reads its input, so that every node runs once per batch. The price is memory: the tensors that each
+run holds where it stops.
 """
 
 from __future__ import annotations
@@ -39,9 +40,9 @@ def sequential(
     chosen: Mapping[SiteKey, Candidate],
     round_group: Round,
 ) -> None:
-    """Calls `round_group` for each group of `chosen` that is int8, in the order in which they run.
+    """Calls `round_group` for each int8 group of `chosen`, in the order in which the groups run.
 
-    Raises ValueError for a model that is not captured as one graph.
+    Raises ValueError if the model is not captured as one graph.
     """
     keys, errors = [key for key in groups if chosen[key].scheme], dict[SiteKey, _Error]()
     with unchanged(model, "calibrate"), torch.no_grad():
@@ -77,13 +78,13 @@ def _captured(model: Callable[..., Any], batch: Any) -> Captured:
 
 
 class _Error:
-    """What a site's output changes by in int8."""
+    """The change of a site's output when the site runs in int8."""
 
     def __init__(self, group: SharedInput, candidate: Candidate, i: int, observer: str) -> None:
         self.group, self.candidate, self.i, self.observer = group, candidate, i, observer
 
     @cached_property
-    def stored(self) -> Quantized:  # with the codes that the candidate has
+    def stored(self) -> Quantized:  # with the candidate's codes, if it has some
         assert self.candidate.scheme is not None
         w_nk = self.candidate.transform.of_weight(self.group.readers[self.i].w_nk)
         found = quantize(w_nk, self.candidate.scheme.w)
@@ -103,7 +104,7 @@ class _Error:
 
 
 class _Run(Recorder):
-    """A graph that runs a part at a time; the sites of `errors` have these added."""
+    """A graph that runs one part at a time; the sites in `errors` have their error added."""
 
     def __init__(self, captured: Captured, errors: Mapping[SiteKey, _Error]) -> None:
         gm, prefixes, arguments = captured
@@ -114,7 +115,8 @@ class _Run(Recorder):
         self.place = {sites[0][0]: self.nodes.index(n) for n, sites in self.first.items()}
 
     def until(self, key: SiteKey) -> Tensor | None:
-        """What the group reads; None if it does not stand further on in this graph."""
+        """Runs up to the group and returns its input; None if the group does not come later in this
+        graph."""
         stop = self.place.get(key, -1)
         if stop < self.at:
             return None

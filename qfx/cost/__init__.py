@@ -1,1 +1,2 @@
-"""What int8 and float take on this machine: tables of measured times, and what they predict."""
+"""The predicted times of int8 and float on this machine, and the tables of measured times from
+which they follow."""

@@ -1,7 +1,7 @@
-"""Choosing: of several answers to a question the fastest, found by trials in rounds.
+"""Autotuning: chooses the fastest of several answers to a question by trials in rounds.
 
-Nothing here knows a clock, a kernel or a program. A `Tuner` says which trial is next, is told how
-long it took, and remembers what it has chosen; `choose` has a machine run all trials at once.
+This module does not depend on clocks, kernels or programs. A `Tuner` says which trial is next,
+receives its seconds, and stores the choice; `choose` runs all trials on a machine.
 """
 
 from __future__ import annotations
@@ -11,18 +11,19 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
-UNKNOWN = 1.0  # the spread where no two rounds could be compared
-ALL = 1 << 30  # answers of a round: as many as there are
+UNKNOWN = 1.0  # the spread if no two rounds could be compared
+ALL = 1 << 30  # answers of a round: all of them
 _LEAST = 1e-9  # seconds
-W = TypeVar("W")  # a way
+W = TypeVar("W")  # a way to run a load
 L = TypeVar("L")  # a load
-P = TypeVar("P")  # what an answer sets
+P = TypeVar("P")  # the parameters that an answer sets
 W_in = TypeVar("W_in", contravariant=True)
 L_in = TypeVar("L_in", contravariant=True)
 
 
 class Round(NamedTuple):
-    """A round keeps at most `answers` of the fastest and runs each trial `samples` times."""
+    """A round of trials: it keeps at most `answers` of the fastest and runs each trial `samples`
+    times."""
 
     answers: int
     samples: int
@@ -30,10 +31,10 @@ class Round(NamedTuple):
 
 @dataclass(frozen=True)
 class Schedule:
-    """A schedule says how trials are run. `cost`: which seconds count of those of a trial.
-    `close`: ways whose times differ by a smaller part of them are equally fast. `enough`: a spread
-    of two rounds below which no other round runs. `together`: several threads run, so that each
-    needs a core."""
+    """The rules by which trials are run. `cost` reduces the seconds of a trial's samples to one
+    number. `close`: ways whose times differ by a smaller fraction are considered equally fast.
+    `enough`: no further round runs once the spread of two rounds is at most this. `together`:
+    several threads run, and each needs a core."""
 
     rounds: tuple[Round, ...]
     cost: Callable[[Sequence[float]], float]
@@ -44,7 +45,8 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Answer(Generic[P]):
-    """What it sets, and which of the ways then runs each of the loads."""
+    """A possible answer: the parameters that it sets, and for each load the index of the way that
+    then runs it."""
 
     parameters: P
     ways: tuple[int, ...]
@@ -52,7 +54,8 @@ class Answer(Generic[P]):
 
 @dataclass(frozen=True)
 class Question(Generic[W, L, P]):
-    """The first answer is what is set already, and stays where none is clearly faster."""
+    """A choice to be made by timing. The first answer is the current setting, which stays unless
+    another is clearly faster."""
 
     loads: Sequence[L]
     ways: Sequence[W]
@@ -62,32 +65,33 @@ class Question(Generic[W, L, P]):
 
 @dataclass(frozen=True)
 class Choice(Generic[P]):
-    """What to set, and how much slower what one round found fastest was in another."""
+    """The parameters to set, and the spread: how much slower the fastest answer of one round was
+    than that of another round, as a fraction."""
 
     parameters: P
     spread: float
 
 
 class Conditions(Protocol):
-    """A machine is asked between rounds whether another one may run."""
+    """The conditions that a tuner asks for between rounds."""
 
     def in_time(self) -> bool:
         """Whether another round may begin."""
         ...
 
     def has_free_cores(self) -> bool:
-        """Whether each thread gets one now; if not, what several threads take says nothing."""
+        """Whether each thread has a core now; if not, times of several threads are meaningless."""
         ...
 
 
 class Machine(Conditions, Protocol[W_in, L_in]):
-    """A timer runs a load in a way and returns its seconds."""
+    """A timer that runs a load in a given way and returns its seconds."""
 
     def seconds(self, way: W_in, load: L_in) -> float: ...
 
 
 class Always:
-    """The conditions of one who has time and cores."""
+    """Conditions without limits: there is always time, and there are always free cores."""
 
     def in_time(self) -> bool:
         return True
@@ -97,7 +101,8 @@ class Always:
 
 
 class Tuner(Generic[W, L, P]):
-    """`trial`: the way and the load to run next; None once there is a `choice`."""
+    """A tuner of one question. `trial`: the way and the load to run next, or None once there is a
+    `choice`."""
 
     def __init__(self, question: Question[W, L, P], conditions: Conditions) -> None:
         self.trial: tuple[W, L] | None = None
@@ -106,7 +111,7 @@ class Tuner(Generic[W, L, P]):
         self._go_on(None)
 
     def took(self, seconds: float) -> None:
-        """The trial that was next."""
+        """Records the seconds of the current trial and moves on to the next one."""
         if self.trial is not None:
             self._go_on(max(seconds, _LEAST))
 
@@ -118,7 +123,7 @@ class Tuner(Generic[W, L, P]):
 
 
 def choose(question: Question[W, L, P], machine: Machine[W, L]) -> Choice[P]:
-    """Runs all trials on a machine."""
+    """Runs all trials on a machine and returns the choice."""
     tuner = Tuner(question, machine)
     while tuner.trial is not None:
         tuner.took(machine.seconds(*tuner.trial))
@@ -126,14 +131,14 @@ def choose(question: Question[W, L, P], machine: Machine[W, L]) -> Choice[P]:
     return tuner.choice
 
 
-Times = Mapping[tuple[int, int], list[float]]  # seconds, by the numbers of load and way
+Times = Mapping[tuple[int, int], list[float]]  # seconds, by the indices of load and way
 
 
 def _trials(
     question: Question[W, L, P], conditions: Conditions
 ) -> Generator[tuple[W, L], float | None, Choice[P]]:
-    """Rounds, while there is time, until what is fastest in each of two is about as fast as
-    anything in the other."""
+    """Runs rounds, while there is time, until the fastest answer of each of two rounds is about as
+    fast in the other round as anything there."""
     schedule, left, spread = question.schedule, [*range(len(question.answers))], UNKNOWN
     rounds: list[Times] = []
     for most, samples in schedule.rounds:
@@ -145,7 +150,7 @@ def _trials(
             between = [_regret(question, left, found, other) for other in rounds]
             spread = min([spread, *between])
             rounds.append(found)
-    if len(rounds) < 2:  # one alone may be of a busy moment
+    if len(rounds) < 2:  # a single round may fall into a busy moment
         return Choice(question.answers[0].parameters, UNKNOWN)
     return Choice(question.answers[_fastest(question, left, rounds)].parameters, spread)
 
@@ -153,8 +158,8 @@ def _trials(
 def _round(
     question: Question[W, L, P], left: Sequence[int], samples: int, conditions: Conditions
 ) -> Generator[tuple[W, L], float | None, Times | None]:
-    """Ways in turns, so that a drift of the machine's speed meets them alike. None where threads
-    had to wait for cores."""
+    """Runs the ways in turns, so that a drift of the machine's speed affects them alike. Returns
+    None if threads had to wait for cores."""
     together = question.schedule.together
     if together and not conditions.has_free_cores():
         return None
@@ -171,8 +176,8 @@ def _round(
 
 
 def _cost_in(question: Question[W, L, P], rounds: Sequence[Times]) -> Callable[[int], float]:
-    """Returns a function that gives the cost of an answer: the mean logarithm of the seconds of
-    all samples, so that a percent of any load counts alike."""
+    """Returns a function that gives the cost of an answer: the mean logarithm of the seconds of all
+    samples, so that a percent of any load counts alike."""
 
     def cost(answer: int) -> float:
         logs = []
@@ -191,7 +196,8 @@ def _fastest(question: Question[W, L, P], left: Sequence[int], rounds: Sequence[
 
 
 def _regret(question: Question[W, L, P], left: Sequence[int], a: Times, b: Times) -> float:
-    """How much slower what is fastest in each is in the other than the fastest there."""
+    """Returns how much slower, as a fraction, the fastest answer of each round is in the other
+    round than the fastest answer there."""
     in_a, in_b = (_cost_in(question, [times]) for times in (a, b))
     of_a, of_b = min(left, key=in_a), min(left, key=in_b)
     return math.expm1(max(in_b(of_a) - in_b(of_b), in_a(of_b) - in_a(of_a)))

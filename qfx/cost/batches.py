@@ -1,5 +1,5 @@
-"""Batches: products of two activations, and attentions. What of them is timed, and how the times of
-a batch follow from those of another."""
+"""Batches: the timing of products of two activations and of attentions, and the predicted time of a
+batch from the measured time of another."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ from qfx.cost.timing import fastest
 
 PRODUCT_AXES = ((1, 8, 64, 256), (32, 64, 128, 512), (32, 64, 128, 512))  # M, K, N of each matrix
 ATTENTION_AXES = ((1, 16, 128, 512), (32, 64, 128), (16, 128, 512))
-DECODE_AXES = ((1, 2), (32, 64, 128), (16, 128, 512))  # no more than one query is asked for
-BATCH = 8  # matrices of a measurement
-Cell = Callable[[int, int, int, int, torch.dtype], list[float]]  # of a batch of M, K, N
+DECODE_AXES = ((1, 2), (32, 64, 128), (16, 128, 512))  # decode is only asked about for one query
+BATCH = 8  # matrices of a measured batch
+Cell = Callable[[int, int, int, int, torch.dtype], list[float]]  # seconds of a batch of M, K, N
 
 
 def per_matrix(table: Times, work: Work) -> Estimate:
-    """A call, and each of its matrices alike."""
+    """Predicts the seconds of a batch: a fixed time for the call, and the same time for each
+    matrix."""
 
     def seconds(name: str, call: float) -> float:
         grid = table.grids[name]
@@ -35,7 +36,8 @@ def per_matrix(table: Times, work: Work) -> Estimate:
 
 
 def product(batch: int, m: int, k: int, n: int, dtype: torch.dtype) -> list[float]:
-    """As in attention, b is contiguous along its features, the shorter of K and N."""
+    """Returns seconds of a batch of products in float and in int8. As in attention, b is contiguous
+    along its features, the shorter of K and N."""
     a = random(batch * m, k, dtype).reshape(batch, m, k)
     b = random(batch * n, k, dtype).reshape(batch, n, k)
     b = b if k <= n else b.mT.contiguous().mT
@@ -56,10 +58,11 @@ def attention(batch: int, m: int, k: int, n: int, dtype: torch.dtype) -> list[fl
 
 
 def decode(batch: int, m: int, k: int, n: int, dtype: torch.dtype) -> list[float]:
-    """Keys and values from memory: since the last token the whole model was read."""
+    """Returns seconds of decoding attention in float and in int8. Keys and values come from memory:
+    since the last token the whole model was read."""
     q, keys, values = _heads(batch, m, k, n, dtype)
     pairs = FAR // max(2 * keys.numel() * keys.element_size(), FAR // 1024)
-    apart = torch.contiguous_format  # as cat leaves a cache
+    apart = torch.contiguous_format  # the layout in which cat leaves a cache
     past = itertools.cycle(
         [(keys.clone(memory_format=apart), values.clone(memory_format=apart)) for _ in range(pairs)]
     )
@@ -71,7 +74,8 @@ def decode(batch: int, m: int, k: int, n: int, dtype: torch.dtype) -> list[float
 
 
 def _heads(batch: int, m: int, k: int, n: int, dtype: torch.dtype) -> list[Tensor]:
-    """q, keys, values as models call it: heads are split off the features, so rows lie apart."""
+    """Returns q, keys and values in the layout that models use: heads are split off the features,
+    so rows are not adjacent."""
     return [
         random(rows, batch * k, dtype).reshape(1, rows, batch, k).transpose(1, 2)
         for rows in (m, n, n)

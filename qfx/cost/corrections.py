@@ -1,7 +1,7 @@
-"""Corrections: what a single int8 GEMM, and its float one, take beside the times of their grid.
+"""Corrections: what an int8 or float GEMM takes in addition to the times in its grid.
 
-For sizes that are uneven, where those of the grid are even; for another kind of codes than those of
-the grid, which are asymmetric; for rotation; and in training.
+They account for uneven sizes (those of the grid are even), for other kinds of codes than those of
+the grid, which are asymmetric, for rotation, and for training.
 """
 
 from __future__ import annotations
@@ -25,24 +25,25 @@ from qfx.ops.packing import Packing
 from qfx.values.scheme import QSpec, Scheme
 from qfx.weights.cache import pack
 
-NARROW, WIDE = (1024, 64), (256, 1024)  # rows and features that a pass is measured on
+NARROW, WIDE = (1024, 64), (256, 1024)  # rows and features with which a pass is measured
 Pass = Callable[[Tensor], Any]
 _ROWS, _ASYMMETRIC_ROWS = list(Code()), list(Code(symmetric=0))
 ops = torch.ops.qfx
 
 
 def symmetric(dtype: torch.dtype) -> list[float]:
-    """Per row, what a symmetric scheme saves: the same pass, without a zero point for the row."""
+    """Measures the seconds per row that a symmetric scheme saves: the same pass without a zero
+    point for the row."""
     return [_row_s(_dynamic, lambda x: ops.quantize(x, _ROWS), dtype, *NARROW)]
 
 
 def static(dtype: torch.dtype) -> list[float]:
-    """What a pass saves that need not find the range."""
+    """Measures what a pass saves if it need not find the range."""
     return more(_dynamic, _static(), dtype)
 
 
 def static_call(dtype: torch.dtype) -> list[float]:
-    """What a call with a static scale adds: two operators take the place of one."""
+    """Measures what a call with a static scale adds: two operators instead of one."""
     x, w, codes = random(1, 64, dtype), random(PANEL, 64, dtype), _static()
     given = (pack(w, (), Packing(QSpec())).weight, list(Layout(PANEL)), None)
     one, two = fastest(
@@ -53,18 +54,19 @@ def static_call(dtype: torch.dtype) -> list[float]:
 
 
 def rotation(dtype: torch.dtype) -> list[float]:
-    """What rotated blocks of 64 add to the pass that quantizes."""
+    """Measures what rotated blocks of 64 add to the pass that quantizes."""
     code = list(Code(symmetric=0, rotation=64))
     return more(lambda x: ops.quantize(x, code), _dynamic, dtype)
 
 
 def turn(dtype: torch.dtype) -> list[float]:
-    """Rotating by itself, there or back."""
+    """Measures a rotation by itself, forward or back."""
     return more(lambda x: ops.rotate(x, None, 64), lambda x: None, dtype)
 
 
 def training(dtype: torch.dtype, size: int = 512) -> list[float]:
-    """Per element: packing a weight, quantizing it for the backward, dequantizing activations."""
+    """Measures seconds per element for packing a weight, quantizing it for the backward, and
+    dequantizing activations."""
     w = random(size, size, dtype)
     q, scale, zero_point = _dynamic(w)
     times = fastest(
@@ -76,8 +78,8 @@ def training(dtype: torch.dtype, size: int = 512) -> list[float]:
 
 
 def columns(m: int, dtype: torch.dtype, k: int = 512, n: int = 4 * BLOCK) -> Iterator[float]:
-    """What 0, 1, .. columns beyond a multiple of BLOCK count for, in columns of a whole block, of
-    products of m rows."""
+    """Yields what 0, 1, .. columns beyond a multiple of BLOCK take, in units of a column of a whole
+    block, for products of m rows."""
     x, weights = random(m, k, dtype), [random(n + i, k, dtype) for i in range(BLOCK + 1)]
     none, *times = fastest(*(partial(F.linear, x, w) for w in weights), rounds=ROUNDS)
     whole = max(times[-1] - none, 1e-9)
@@ -85,8 +87,8 @@ def columns(m: int, dtype: torch.dtype, k: int = 512, n: int = 4 * BLOCK) -> Ite
 
 
 def uneven(dtype: torch.dtype, m: int = 256, k: int = 2 * VECTOR, n: int = PANEL) -> list[float]:
-    """Seconds per row of activations whose K lies between two multiples of VECTOR, less what the
-    features themselves take."""
+    """Measures the seconds per row of activations that are added if K lies between two multiples of
+    VECTOR, excluding the time of the additional features."""
     even, odd, next_even = (
         column(Scheme(ASYMMETRIC), k + i, n, dtype)(m)[1] for i in (0, 20, VECTOR)
     )
@@ -94,7 +96,8 @@ def uneven(dtype: torch.dtype, m: int = 256, k: int = 2 * VECTOR, n: int = PANEL
 
 
 def more(call: Pass, less: Pass, dtype: torch.dtype) -> list[float]:
-    """Per row and element, what a call takes more than another: from narrow rows and wide ones."""
+    """Measures by how many seconds, per row and per element, `call` is slower than `less`, from
+    narrow rows and wide ones."""
     narrow, wide = (_row_s(call, less, dtype, *size) for size in (NARROW, WIDE))
     element = max(wide - narrow, 0.0) / (WIDE[1] - NARROW[1])
     return [max(narrow - NARROW[1] * element, 0.0), element]

@@ -1,8 +1,8 @@
-"""Cost tables of a family of processors: what plans follow where this machine was not measured.
+"""Default cost tables of a family of processors, used where this machine was not measured.
 
-qfx/cost/defaults/<instruction set>.json holds tables of one thread of one processor of the family,
-written by `python -m benchmarks.default_tables`. They say about how much int8 gains, not how long a
-call takes here.
+qfx/cost/defaults/<instruction set>.json holds single-thread tables of one processor of the family,
+written by `python -m benchmarks.default_tables`. They indicate about how much int8 gains, not how
+long a call takes on this machine.
 """
 
 from __future__ import annotations
@@ -29,14 +29,15 @@ NEAREST = {
 
 
 def family_of(isa: str) -> str | None:
-    """The instruction set whose defaults serve this one; None for the portable reference."""
+    """Returns the instruction set whose defaults serve `isa`, or None for the portable
+    reference."""
     name = NEAREST.get(isa, isa)
     return name if (FOLDER / f"{name}.json").exists() else None
 
 
 @lru_cache
 def default_table(kind: str, dtype: torch.dtype, isa: str) -> Table | None:
-    """The table of this kind of work and type; None where the family has none."""
+    """Returns the table of this kind of work and dtype, or None if the family has none."""
     family = family_of(isa)
     raw = None if family is None else _tables(family).get(str(dtype).split(".")[-1], {}).get(kind)
     return None if raw is None else KINDS[kind].read(json.dumps(raw))

@@ -1,4 +1,4 @@
-"""Which cost models predictions come from: those of this machine, unless others are given."""
+"""The cost models that predictions use: those of this machine, unless others are set."""
 
 from __future__ import annotations
 
@@ -15,17 +15,18 @@ _COSTS: ContextVar[Costs | None] = ContextVar("costs", default=None)
 
 
 def current_costs() -> Costs:
-    """Those of this machine's CPU, whose kernels are tuned by then, and of GPUs with a table."""
+    """Returns the cost models of this machine's CPU and of GPUs with a table. Tunes the kernels
+    first, unless other models are set."""
     given = _COSTS.get()
     if given is not None:
         return given
-    tune_kernels()  # what they take depends on it
+    tune_kernels()  # their times depend on it
     return Costs(MachineCost(), cost_of)
 
 
 @contextmanager
 def costs_from(costs: Costs) -> Iterator[None]:
-    """What is compiled inside is decided by these."""
+    """Makes compilations inside the context decide by `costs`."""
     token = _COSTS.set(costs)
     try:
         yield

@@ -1,9 +1,10 @@
-"""What was measured once on this machine, kept on disk in a folder of the user's own.
+"""Measurements of this machine, kept on disk in a folder that belongs to the user.
 
-`<cache>/qfx/<kind>-<FORMAT>-<processor>-<torch>-<build>-<isa>-<threads>t-<dtype>.json`, kept
-as `qfx/io/disk_memo.py` says. The first line says how many processes have measured it. A table
-that did not settle, as on a busy machine, is measured again by the next process, TRIES times in
-all, and the best one stays.
+The files are
+`<cache>/qfx/<kind>-<FORMAT>-<processor>-<torch>-<build>-<isa>-<threads>t-<dtype>.json`, stored as
+described in `qfx/io/disk_memo.py`. The first line says how many processes have measured the file. A
+table that did not settle, for example on a busy machine, is measured again by the next process,
+TRIES times in all, and the best one is kept.
 """
 
 from __future__ import annotations
@@ -23,16 +24,16 @@ from qfx.io.disk_memo import DiskMemo
 
 log = logging.getLogger(__name__)
 
-FORMAT = 16  # of the files, and of what is measured
+FORMAT = 16  # of the files, and of the set of measured values
 TRIES = 3
-_OURS = re.compile(r"([a-z_]+\d+|[a-z_\d]+-\d+)-.*\.json")  # those of formats before 12 too
+_OURS = re.compile(r"([a-z_]+\d+|[a-z_\d]+-\d+)-.*\.json")  # also matches formats before 12
 TABLES = DiskMemo("cost", "the cost tables", "", _OURS, 256, log)  # files of a few kB
-Machine = tuple[torch.dtype, int, str]  # with so many threads, on this instruction set
+Machine = tuple[torch.dtype, int, str]  # dtype, number of threads, instruction set
 
 
 class Measurement(Protocol):
-    """Times, or what follows from them. `spread`: how far two rounds of measuring were apart;
-    `settled`: near enough."""
+    """Times, or values derived from them. `spread`: how much two rounds of measuring differed.
+    `settled`: whether the spread is small enough."""
 
     @property
     def spread(self) -> float: ...
@@ -49,15 +50,17 @@ T = TypeVar("T", bound=Measurement)
 def read_or_measure(
     kind: str, machine: Machine, read: Callable[[str], T], measure: Callable[[], T]
 ) -> T:
-    """What is measured of this kind, from the user's folder, or measured now and kept there.
+    """Returns the measurement of this kind from the user's folder, or measures it and stores it
+    there.
 
-    `read` raises ValueError, KeyError or TypeError for a text that is none of it.
+    `read` raises ValueError, KeyError or TypeError for a text that is not such a measurement.
     """
     return TABLES.get(_TableEntry(kind, machine, read, measure))
 
 
 class _TableEntry(Generic[T]):
-    """A kind on a machine. `tries`, `before`: those of a file that did not settle."""
+    """The file of one kind on one machine. `_tries`, `_before`: the tries and the value of a file
+    that did not settle."""
 
     def __init__(
         self, kind: str, machine: Machine, read: Callable[[str], T], measure: Callable[[], T]
@@ -104,7 +107,7 @@ def file_name(kind: str, dtype: torch.dtype, threads: int, isa: str) -> str:
 
 
 def cpu_name() -> str:
-    """The processor's model name, for file names and reports."""
+    """Returns the processor's model name, for file names and reports."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

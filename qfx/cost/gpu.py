@@ -1,9 +1,10 @@
 """Cost on a GPU: tables committed as qfx/cost/<name>.json by `python -m benchmarks.gpu`.
 
-A table, one for each type, holds seconds of the GPU's own work, without the host's launches: of
-products, of whole matrices in int8 and in float; and of passes, which make codes of activations. A
-linear in int8 is its product and its pass, as if nobody shared the pass and no norm before it were
-fused with it: sites are rather refused than slowed down.
+A table, one for each dtype, holds seconds of the GPU's own work, without launches by the host: of
+products of whole matrices in int8 and in float, and of passes, which turn activations into codes.
+The prediction of an int8 linear is the sum of its product and its pass, as if no other linear
+shared the pass and no preceding norm were fused with it. The estimate is thus pessimistic: a site
+is rather refused than slowed down.
 """
 
 from __future__ import annotations
@@ -34,14 +35,15 @@ NUMBERS = {"training": (2, seconds), "batch": (1, count)}
 
 @dataclass(frozen=True)
 class GpuCost:
-    """The cost model of the GPU `name`, from its tables by type."""
+    """The cost model of the GPU `name`, from its tables by dtype."""
 
     name: str
     tables: Mapping[str, Table]
 
     @classmethod
     def read(cls, text: str) -> GpuCost:
-        """From JSON. ValueError for another schema, a grid of another shape, what is no time."""
+        """Reads the JSON of the tables. Raises ValueError for another schema, a grid of another
+        shape, and values that are not times."""
         raw = json.loads(text)
         if raw.get("schema") != SCHEMA:
             raise ValueError(f"a GPU table of schema {raw.get('schema')}, expected {SCHEMA}")
@@ -71,12 +73,14 @@ class GpuCost:
         return Estimate(as_float.logs(m, k, n), in_int8.logs(m, k, n) + passes + beside)
 
     def packing(self, work: Work) -> float:
-        """At most: what the backward needs of the weight counts too."""
+        """Returns an upper bound on the seconds to pack the weight; it includes what the backward
+        needs."""
         weight_s, _ = self._table(work).numbers["training"]
         return work.n * work.k * weight_s + self._turned(work, work.n)
 
     def training(self, work: Work) -> float:
-        """Rotated are the weight, in both directions, its gradient back, and that of x."""
+        """Returns the seconds that training adds. With rotation, the weight is rotated in both
+        directions, its gradient back, and the gradient of x back."""
         weight_s, codes_s = self._table(work).numbers["training"]
         seconds = work.n * work.k * weight_s + work.m * work.k * codes_s
         return seconds + 3 * self._turned(work, work.n) + self._turned(work, work.m)
@@ -89,12 +93,14 @@ class GpuCost:
 
 
 def in_float(kind: str) -> str:
-    """The grid that is a kind of work in float; the kind's own name is that of the other."""
+    """Returns the name of the grid with the float times of a kind of work; its int8 times are in
+    the grid named like the kind."""
     return "float" if kind in PRODUCTS else f"float_{kind}"
 
 
 def passes_of(scheme: Scheme) -> tuple[str, ...]:
-    """The passes over activations that a scheme is made of; the scheme is that of its K (`at`)."""
+    """Returns the passes over activations that a scheme consists of. `scheme` must be the one for
+    the site's K (`at`)."""
     if scheme.x is None:
         return ("rotate",) if scheme.rotation else ()
     if scheme.rotation:
@@ -105,20 +111,20 @@ def passes_of(scheme: Scheme) -> tuple[str, ...]:
 
 
 def cost_of(device: torch.device) -> GpuCost | str:
-    """The cost model of a GPU, or why there is none."""
+    """Returns the cost model of a GPU, or the reason why there is none."""
     name = name_of(device)
     return model_of(name) or f"no measured table for {name}"
 
 
 @lru_cache
 def model_of(name: str, folder: Path = HERE) -> GpuCost | None:
-    """The committed tables of the GPU of this name, or None."""
+    """Returns the committed cost model of the GPU `name`, or None."""
     path = folder / f"{slug(name)}.json"
     return GpuCost.read(path.read_text()) if path.exists() else None
 
 
 def slug(name: str) -> str:
-    """A GPU's name as a file name: "NVIDIA H200" is nvidia-h200."""
+    """Returns a GPU's name as a file name: "NVIDIA H200" becomes nvidia-h200."""
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
 
 

@@ -1,9 +1,10 @@
-"""Grid: seconds by sizes, and what they say of sizes between and beyond them.
+"""Grid: seconds at measured sizes, and interpolation for sizes between and beyond them.
 
-Two ways, for any number of axes. Linear: a call takes a fixed time, and some for each row, column,
-feature, and product of these, so between neighbouring points the time is linear in each size, and
-beyond the last two it goes on so. Logs: the logarithm of the time for each unit of work is linear
-in those of the sizes, and beyond the last point it stays as it is: better on sparse grids.
+There are two interpolations, for any number of axes. `linear`: a call takes a fixed time, plus time
+for each row, column, feature, and product of these; so between neighbouring points the time is
+linear in each size, and it is extrapolated beyond the last two points. `logs`: the logarithm of the
+time per unit of work is linear in the logarithms of the sizes, and constant beyond the last point;
+this is better on sparse grids.
 """
 
 from __future__ import annotations
@@ -17,29 +18,30 @@ from itertools import product
 from operator import getitem
 from typing import Any
 
-LONGEST = 3600.0  # seconds that anything measured may have taken
+LONGEST = 3600.0  # the longest time, in seconds, that a table may hold
 Axes = tuple[tuple[int, ...], ...]
-Point = tuple[int, ...]  # indices of the axes
-Check = Callable[[Any], float]  # the number, or ValueError
+Point = tuple[int, ...]  # an index into each axis
+Check = Callable[[Any], float]  # returns the number or raises ValueError
 
 
 class Interpolated:
-    """Seconds of any sizes, from those of the points of `axes`, which a subclass knows."""
+    """Seconds for any sizes, interpolated from the points of `axes`, which a subclass provides."""
 
     axes: Axes
 
     def at(self, indices: Sequence[int]) -> float:
-        """Seconds at one point."""
+        """Returns the seconds at one point."""
         raise NotImplementedError
 
     def linear(self, *sizes: float) -> float:
-        """Seconds for these sizes; never less than the smallest call."""
+        """Returns the seconds for these sizes by `linear` interpolation; never less than
+        `smallest`."""
         places = [_between(p, max(size, 1)) for p, size in zip(self.axes, sizes, strict=True)]
         self.ask(_corners(places))
         return max(_mixed(places, self.at), self.smallest)
 
     def logs(self, *sizes: int) -> float:
-        """Seconds for these sizes; never less than the least of all points."""
+        """Returns the seconds for these sizes by `logs` interpolation; never less than `least`."""
         wanted = [max(size, 1) for size in sizes]
         places = [_between_logs(p, size) for p, size in zip(self.axes, wanted, strict=True)]
         self.ask(_corners(places))
@@ -50,17 +52,18 @@ class Interpolated:
         """Announces which points will be read, before the first of them is."""
 
     def within(self, *sizes: int) -> tuple[int, ...]:
-        """The sizes, those below the axes' smallest as that one: vectors are not shorter."""
+        """Returns the sizes, raised to the smallest of each axis: kernels' vectors are not
+        shorter."""
         return tuple(max(size, p[0]) for p, size in zip(self.axes, sizes, strict=True))
 
     @property
     def smallest(self) -> float:
-        """Seconds where all sizes are the smallest."""
+        """The seconds at the point where all sizes are the smallest."""
         return self.at((0,) * len(self.axes))
 
     @property
     def least(self) -> float:
-        """Seconds that no call falls below."""
+        """A lower bound on the seconds of a call."""
         return self.smallest
 
     def _work(self, indices: Sequence[int]) -> int:
@@ -69,9 +72,10 @@ class Interpolated:
 
 @dataclass(frozen=True)
 class Grid(Interpolated):
-    """Seconds on the points of `axes`: nested tuples, as deep as there are axes.
+    """Seconds at the points of `axes`: tuples nested as deep as there are axes.
 
-    Lists become tuples. ValueError for axes that do not ascend, another shape, and what is no time.
+    Lists are converted to tuples. Raises ValueError for axes that do not ascend, for another shape,
+    and for values that are not times.
     """
 
     axes: Axes
@@ -88,13 +92,13 @@ class Grid(Interpolated):
 
     @cached_property
     def smallest(self) -> float:  # type: ignore[override]
-        """Seconds where all sizes but the last are the smallest."""
+        """The least seconds over the last axis, where all other sizes are the smallest."""
         first: Any = reduce(getitem, (0,) * (len(self.axes) - 1), self.seconds)
         return float(min(first))
 
     @cached_property
     def least(self) -> float:  # type: ignore[override]
-        """The least of all points."""
+        """The least seconds of all points."""
         return min(map(self.at, product(*(range(len(points)) for points in self.axes))))
 
 
@@ -102,12 +106,12 @@ Place = tuple[int, float]  # (i, t): at fraction t of the way from point i to i 
 
 
 def _corners(places: Sequence[Place]) -> list[Point]:
-    """The points around a place that count there."""
+    """Returns the points around a place that have a nonzero share."""
     return [*product(*([i + j for j, share in ((0, 1 - t), (1, t)) if share] for i, t in places))]
 
 
 def _mixed(places: Sequence[Place], value: Callable[[Sequence[int]], float]) -> float:
-    """The values of the corners around a place, each by its nearness."""
+    """Returns the values at the corners around a place, weighted by their nearness."""
     total = 0.0
     for indices in _corners(places):
         share = math.prod(
@@ -118,7 +122,7 @@ def _mixed(places: Sequence[Place], value: Callable[[Sequence[int]], float]) -> 
 
 
 def _between(points: Sequence[float], at: float) -> Place:
-    """t < 0 or t > 1 outside of the points."""
+    """Returns (i, t) of `at` among `points`; t < 0 or t > 1 if it lies outside of them."""
     i = min(max(bisect_right(points, at) - 1, 0), len(points) - 2)
     return i, (at - points[i]) / (points[i + 1] - points[i])
 
@@ -139,7 +143,8 @@ def _ascending(points: Any) -> tuple[int, ...]:
 
 
 def nested(raw: Any, sizes: Sequence[int], leaf: Callable[[Any], Any]) -> Any:
-    """Nested lists as long as `sizes` say, as tuples of what `leaf` makes; else ValueError."""
+    """Returns nested lists with lengths `sizes` as nested tuples of `leaf(element)`. Raises
+    ValueError for another shape."""
     if not sizes:
         return leaf(raw)
     if not isinstance(raw, list | tuple) or len(raw) != sizes[0]:
@@ -148,17 +153,19 @@ def nested(raw: Any, sizes: Sequence[int], leaf: Callable[[Any], Any]) -> Any:
 
 
 def seconds(raw: Any, least: float = 0.0, most: float = LONGEST) -> float:
-    """A number from `least` to `most`; ValueError for anything else, NaN among it."""
+    """Returns a number from `least` to `most`. Raises ValueError for anything else, including
+    NaN."""
     if type(raw) not in (int, float) or not least <= raw <= most:
         raise ValueError(f"a table holds {str(raw)[:40]}, which is not from {least} to {most}")
     return float(raw)
 
 
 def positive(raw: Any) -> float:
-    """Seconds above 0."""
+    """Returns seconds above 0. Raises ValueError for anything else."""
     return seconds(raw, least=2.0**-1022)
 
 
 def count(raw: Any) -> float:
-    """A number of columns or matrices."""
+    """Returns a number of columns or matrices, from 0 to 1e9. Raises ValueError for anything
+    else."""
     return seconds(raw, most=1e9)

@@ -1,4 +1,4 @@
-"""What cells of a cost table are timed with: operands made for it, out of the caller's modes."""
+"""Operands with which cells of a cost table are timed, and a context without the caller's modes."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ import torch
 from qfx.cost.grid import Check, seconds
 from qfx.host.tensors import without_modes
 
-Timing = Callable[[int], Sequence[float]]  # M -> seconds in float and in int8
-Column = Callable[[int, int, torch.dtype], Timing]  # of K and N
-LARGEST = 2**28  # multiply-adds of a cell that is timed
-ROUNDS = 2  # of each time of a cell
+Timing = Callable[[int], Sequence[float]]  # maps M to seconds in float and in int8
+Column = Callable[[int, int, torch.dtype], Timing]  # maps K and N to a Timing
+LARGEST = 2**28  # multiply-adds of the largest cell that is timed
+ROUNDS = 2  # timings of each cell
 FAR = 64 << 20  # bytes that no cache near the processor holds
-MATRICES = 128  # as many weights as a model has between two uses of one
+MATRICES = 128  # the number of weights that a model reads between two uses of one
 
 
 class Extra(NamedTuple):
-    """Numbers beside the grids: how they are measured, how many they are, and what each may be."""
+    """Numbers stored beside the grids: how they are measured, how many there are, and their
+    check."""
 
     measured: Callable[[torch.dtype], Iterable[float]]
     size: int
@@ -30,8 +31,9 @@ class Extra(NamedTuple):
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """Neither gradients nor the caller's autocast nor a mode such as Dynamo's. Nor inference mode,
-    in which operators skip the dispatch to their gradients that compiled graphs go through."""
+    """Turns off gradients, the caller's autocast, modes such as Dynamo's, and inference mode. In
+    inference mode operators skip the dispatch to their gradients that compiled graphs go through.
+    """
     modes_off = without_modes()
     autocast_off = torch.autocast("cpu", enabled=False)
     with torch.inference_mode(False), torch.no_grad(), autocast_off, modes_off:
@@ -43,7 +45,8 @@ def undisturbed() -> Iterator[None]:
 
 @lru_cache(maxsize=2)
 def _room(dtype: torch.dtype) -> torch.Tensor:
-    """Memory of FAR bytes: numbers for floats, anything for codes. `undisturbed` gives it back."""
+    """Returns FAR bytes of memory: random numbers for float dtypes, uninitialized for codes.
+    `undisturbed` frees it at its end."""
     count = FAR // dtype.itemsize
     return (
         random(1, count, dtype).view(-1)
@@ -53,8 +56,9 @@ def _room(dtype: torch.dtype) -> torch.Tensor:
 
 
 def _in_turn(count: int, dtype: torch.dtype) -> torch.Tensor:
-    """Places [matrices, count] to be used in turn, so that each comes from where a model's weights
-    come from: from memory where they are large, from a cache where all of a model's fit in it."""
+    """Returns memory [matrices, count] whose rows are used in turn, so that weights come from where
+    a model's weights come from: from memory if they are large, from a cache if all of a model's
+    weights fit into it."""
     room = _room(dtype)
     matrices = min(max(room.numel() // max(count, 1), 1), MATRICES)
     if matrices * count > room.numel():
@@ -63,17 +67,18 @@ def _in_turn(count: int, dtype: torch.dtype) -> torch.Tensor:
 
 
 def weights(n: int, k: int, dtype: torch.dtype) -> list[torch.Tensor]:
-    """Matrices [n, k]."""
+    """Returns matrices [n, k] to be used in turn."""
     return list(_in_turn(n * k, dtype).view(-1, n, k))
 
 
 def apart(codes: torch.Tensor) -> list[torch.Tensor]:
-    """Copies of a packed weight."""
+    """Returns copies of a packed weight to be used in turn."""
     return list(_in_turn(codes.numel(), codes.dtype).copy_(codes))
 
 
 def random(rows: int, columns: int, dtype: torch.dtype) -> torch.Tensor:
-    """Of large matrices, the same numbers again and again."""
+    """Returns a matrix [rows, columns] of random numbers; large matrices repeat the same
+    numbers."""
     generator = torch.Generator().manual_seed(0)  # the user's random state is left alone
     count = min(rows * columns, 2**18)
     numbers = torch.randn(count, generator=generator, dtype=torch.float32, device="cpu").to(dtype)

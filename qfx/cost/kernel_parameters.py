@@ -1,4 +1,5 @@
-"""KernelParameters: the parameters of all formats of an instruction set, chosen on one machine."""
+"""`KernelParameters`: the parameters of all formats of an instruction set, chosen on one
+machine."""
 
 from __future__ import annotations
 
@@ -14,8 +15,8 @@ from qfx.cost.questions import CLOSE, QUESTIONS, Format, Load, Parameters, Tunin
 
 @dataclass(frozen=True)
 class KernelParameters:
-    """`formats`: the parameters of each. `spreads`: how much slower what was fastest in one round
-    was in another, as a part, of each format the most."""
+    """The chosen parameters. `formats`: those of each format. `spreads`: for each format, the
+    largest fraction by which the fastest choice of one round was slower in another."""
 
     formats: Mapping[str, Parameters]
     spreads: Mapping[str, float]
@@ -30,23 +31,23 @@ class KernelParameters:
 
     @classmethod
     def of(cls, raw: Any, names: Sequence[str]) -> KernelParameters:
-        """From what JSON holds, for formats of these names; whether the parameters are legal is for
-        the kernels to say. ValueError, KeyError or TypeError for anything else."""
+        """Reads parsed JSON for formats of these names. The kernels check whether the parameters
+        are legal. Raises ValueError, KeyError or TypeError for anything else."""
         if [*raw["formats"]] != [*names]:
             raise ValueError(f"the kept parameters are not of the formats {', '.join(names)}")
         spreads = {name: number(raw["spreads"][name], most=UNKNOWN) for name in names}
         return cls({name: dict(raw["formats"][name]) for name in names}, spreads)
 
     def text(self) -> str:
-        """What `of` reads, as JSON."""
+        """Returns the JSON that `of` reads."""
         return json.dumps(asdict(self))
 
 
 def answer_questions(
     formats: Sequence[Format], start: Tunings, threads: int, machine: Machine[Way, Load]
 ) -> KernelParameters:
-    """The answers to all questions, which start from these parameters. What could not be asked
-    stays, with a spread that says so."""
+    """Answers all questions, starting from the parameters `start`. Parameters that could not be
+    measured stay as they are, with the spread UNKNOWN."""
     found, spreads = dict(start), dict.fromkeys(start, 0.0)
     for ask in QUESTIONS:
         for format in formats:

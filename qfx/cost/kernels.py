@@ -1,7 +1,8 @@
-"""Kernels: their parameters, chosen once on this machine and kept with the cost tables.
+"""Kernel parameters, chosen once on this machine and stored with the cost tables.
 
-They change no bit of any result. The first compilation of a process sets them; what was set by hand
-stays. Where none was, as in a package without Python, they are those of the family of processors.
+The parameters do not change a bit of any result. The first compilation of a process sets them;
+parameters that were set by hand stay. If no compilation has run, for example in a package without
+Python, the defaults of the family of processors apply.
 """
 
 from __future__ import annotations
@@ -33,17 +34,17 @@ from qfx.cost.questions import (
     Way,
 )
 
-WEIGHTS = 24  # in turn, 12 MB: their pages are more than a processor has at hand
+WEIGHTS = 24  # used in turn, 12 MB: more pages than a processor's TLB holds
 LIMIT = 0.08  # seconds after which no further round begins
-PROBE = 5e-4  # seconds in which all threads work, to see whether they can
-ENOUGH = 0.8  # of a core for each; to wake them takes some of it
+PROBE = 5e-4  # seconds for which all threads work, to see whether each has a core
+ENOUGH = 0.8  # of a core for each thread; waking them takes some of it
 DEFAULT, BY_HAND = "default of the processor's family", "set by hand"
-_SET: dict[frozenset[tuple[str, int | str]], str] = {}  # parameters by us -> where from
+_SET: dict[frozenset[tuple[str, int | str]], str] = {}  # parameters set by qfx -> their origin
 
 
 @dataclass(frozen=True)
 class KernelFormat:
-    """An operand format. `parameters`: docs/kernels.md says what they do. `origin`: where they are
+    """An operand format. `parameters`: described in docs/kernels.md. `origin`: where they come
     from, in words."""
 
     isa: str
@@ -54,7 +55,7 @@ class KernelFormat:
 
 @dataclass(frozen=True)
 class Kernels:
-    """What `qfx.kernels` found; prints as a table."""
+    """The result of `qfx.kernels`. It prints as a table."""
 
     formats: tuple[KernelFormat, ...]
 
@@ -66,19 +67,23 @@ class Kernels:
 
 
 def kernels() -> Kernels:
-    """The operand formats of the instruction set in use, with the parameters in use.
+    """Returns the operand formats of the instruction set in use, with the parameters in use.
 
-    Until the first compilation they are defaults: it measures them, in a tenth of a second, or
-    reads what an earlier process has measured."""
+        print(qfx.kernels())
+
+    Until the first compilation the parameters are defaults. That compilation measures them, in a
+    tenth of a second, or reads what an earlier process has measured.
+    """
     isa = _C.isa()
     found = _C.tuning(isa).items()
     return Kernels(tuple(KernelFormat(isa, name, p, _origin(isa, name, p)) for name, p in found))
 
 
 def tune_kernels() -> None:
-    """Has this process run with what was chosen for its instruction set and number of threads."""
+    """Sets the kernel parameters that were chosen for this instruction set and number of
+    threads."""
     isa = _C.isa()
-    if isa == "ref":  # whose tiles fetch nothing
+    if isa == "ref":  # its tiles do not prefetch
         return
     chosen = _chosen(isa, torch.get_num_threads())
     in_use = _C.tuning(isa)
@@ -93,19 +98,21 @@ def _words(spread: float) -> str:
 
 
 def _origin(isa: str, name: str, parameters: Parameters) -> str:
-    """Two instruction sets may share a format, so it is known by what was set."""
+    """Returns where parameters come from. Two instruction sets may share a format, so this is
+    decided by the values that were set."""
     default = parameters == _C.default_tuning(isa)[name]
     return _SET.get(frozenset(parameters.items()), DEFAULT if default else BY_HAND)
 
 
 @lru_cache
 def _chosen(isa: str, threads: int) -> KernelParameters:
-    """From the cache directory, or measured now and kept there."""
+    """Returns the parameters from the cache directory, or measures them and stores them there."""
     return kept(isa, threads, lambda: measured(isa, threads))
 
 
 def kept(isa: str, threads: int, measure: Callable[[], KernelParameters]) -> KernelParameters:
-    """What was chosen for an instruction set and a number of threads, or is now."""
+    """Returns the parameters stored for an instruction set and a number of threads, or measures
+    them."""
 
     def read(text: str) -> KernelParameters:
         defaults = _C.default_tuning(isa)
@@ -119,14 +126,14 @@ def kept(isa: str, threads: int, measure: Callable[[], KernelParameters]) -> Ker
 
 
 def measured(isa: str, threads: int) -> KernelParameters:
-    """Chosen by timing products. `threads` is what torch has."""
+    """Chooses parameters by timing products. `threads` is torch's number of threads."""
     machine = ThisMachine(isa)
     formats = [Format(speed=machine.speed(f["name"]), **f) for f in _C.choices(isa)]
     return answer_questions(formats, _C.default_tuning(isa), threads, machine)
 
 
 class ThisMachine:
-    """Times products on an instruction set, none in a round that begins after LIMIT seconds."""
+    """A timer of products on an instruction set. No round begins after LIMIT seconds."""
 
     def __init__(self, isa: str) -> None:
         self.isa, self.end = isa, time.perf_counter() + LIMIT
@@ -141,7 +148,7 @@ class ThisMachine:
         return timed(self.isa, way.format, dict(way.parameters), load.rows, load.calls)
 
     def speed(self, format: str) -> float:
-        """Multiply-accumulates in a second, of many rows on one thread."""
+        """Returns multiply-accumulates per second, for many rows on one thread."""
         load = Load(64, *SHARED, 1)
         alone = Way(format, {"serial_steps": NO_STEPS})
         return load.steps / min(self.seconds(alone, load) for _ in range(SAMPLES))

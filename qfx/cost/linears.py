@@ -1,7 +1,7 @@
-"""Linears: what of them is timed, and how their times follow from it.
+"""Linears: the sizes that are timed, and the predicted time for other sizes.
 
-The grid's sizes are even. What uneven ones cost is measured apart: in float columns beyond a
-multiple of BLOCK, in int8 features beyond one of VECTOR.
+The grid's sizes are even. The cost of uneven sizes is measured separately: in float for columns
+beyond a multiple of BLOCK, in int8 for features beyond a multiple of VECTOR.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from qfx.weights.cache import pack
 
 AXES = ((1, 2, 4, 16, 64, 256), (32, 128, 1024, 2048, 4096), (32, 128, 512, 2048, 4096))  # M, K, N
 SPARSE_AXES = ((1, 8, 64, 256), (64, 512, 2048), (32, 256, 2048))
-GROUP = 64  # elements of K that share a scale, where some do
-BLOCK = 16  # columns that float libraries take at once
-VECTOR = 32  # a divisor of the features that int8 kernels take at once
+GROUP = 64  # elements of K that share a scale, for schemes with groups
+BLOCK = 16  # columns that float libraries process at once
+VECTOR = 32  # a divisor of the number of features that int8 kernels process at once
 ASYMMETRIC = QSpec(symmetric=False)
 
 
 def column(scheme: Scheme, k: int, n: int, dtype: torch.dtype) -> Timing:
-    """Of bias-free linears of this scheme, each of another weight, as in a model: few rows take as
-    long as reading it does."""
+    """Returns a timing of bias-free linears of this scheme. Each call uses another weight, as in a
+    model: with few rows a call takes as long as reading the weight."""
     floats = weights(n, k, dtype)
     packed = pack(floats[0], (), Packing(scheme.w, group=scheme.group))
     each = apart(packed.weight)
@@ -48,8 +48,8 @@ def column(scheme: Scheme, k: int, n: int, dtype: torch.dtype) -> Timing:
 
 
 def in_int8(scheme: Scheme, x: Tensor, n: int, weight: Tensor) -> Callable[[], Tensor]:
-    """The linear of a packed weight as its form runs it: nothing is left to do but to call the
-    operator."""
+    """Returns a call of the linear as its form runs it, with all arguments prepared so that only
+    the operator is timed."""
     values = of_scheme(scheme, n, 0)
     values |= {"x": x, "weight": weight, "bias": None, "factor": None}
     values |= {"activation": "none", "out_dtype": x.dtype}
@@ -59,15 +59,16 @@ def in_int8(scheme: Scheme, x: Tensor, n: int, weight: Tensor) -> Callable[[], T
 
 
 def between_points(table: Times, work: Work) -> Estimate:
-    """A size below the grid's smallest counts as that one. Smaller groups than those of the grid
-    take at most as many times as long as there are more of them."""
+    """Predicts the seconds by interpolation. A size below the grid's smallest counts as the
+    smallest. Groups smaller than those of the grid multiply the time by at most the ratio of the
+    numbers of groups."""
     grids, group = (table.grids["float"], table.grids["int8"]), work.scheme and work.scheme.group
     float_s, int8_s = (g.linear(*g.within(work.m, work.k, work.n)) for g in grids)
     return Estimate(float_s, int8_s * max(GROUP / (group or GROUP), 1.0))
 
 
 def with_corrections(table: Times, work: Work) -> Estimate:
-    """Of a single int8 GEMM, which works on whole panels of columns."""
+    """Predicts the seconds of a single int8 GEMM, which works on whole panels of columns."""
     m, k, n = work.m, work.k, work.n
     int8_s = table.grids["int8"].linear(m, k, -(-n // PANEL) * PANEL)
     if k % VECTOR:
@@ -76,14 +77,15 @@ def with_corrections(table: Times, work: Work) -> Estimate:
 
 
 def in_float(table: Times, m: int, k: int, n: int) -> float:
-    """Predicted seconds in float alone."""
+    """Returns the predicted seconds in float alone."""
     row = AXES[0][max(bisect_right(AXES[0], m) - 1, 0)]
     more = table.numbers[f"columns_{row}"][n % BLOCK] if n % BLOCK else 0.0
     return table.grids["float"].linear(m, k, n - n % BLOCK + more)
 
 
 def _saving(table: Times, work: Work) -> float:
-    """Seconds less than with scales and zero points found at every call."""
+    """Returns the seconds saved in comparison with scales and zero points computed at every
+    call."""
     x = work.x
     if x and x.static:
         return table.over("static", work.m, work.k) - table.numbers["static_call"][0]

@@ -1,8 +1,8 @@
-"""LiveTable: the cost table of one kind of work, whose cells are measured when they are asked for.
+"""LiveTable: the cost table of one kind of work, whose cells are measured when they are first read.
 
-A prediction reads the points of the grids around a size. Points that no process of this machine has
-measured are timed then, while `SPENDING.left`, and kept on disk; a point whose two times were far
-apart is timed again by later processes, TRIES times in all, and the least times stay.
+A prediction reads the points of the grids around a size. Points that no process on this machine has
+measured are timed then, while `SPENDING.left`, and stored on disk. A point whose two times were far
+apart is timed again by later processes, TRIES times in all, and the least times are kept.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from qfx.cost.workloads import Workload
 
 TRIES = 3
 Sizes = tuple[int, int, int]  # M, K and N of a cell
-_MEASURING = RLock()  # of this process: what threads measure at once says nothing
+_MEASURING = RLock()  # of this process: times that threads measure concurrently are meaningless
 
 
 class Unmeasured(Exception):
-    """A cell was asked for that nobody has measured, and the time for measuring is spent."""
+    """Raised if a cell that nobody has measured is read and the time for measuring is spent."""
 
 
 class CellTimes(NamedTuple):
-    """Seconds in float and in int8. `spread`: by how much the longer of two times exceeded the
-    other; `tries`: how many processes have measured it."""
+    """Seconds in float and in int8. `spread`: by which fraction the longer of two times exceeded
+    the other. `tries`: how many processes have measured the cell."""
 
     float_s: float
     int8_s: float
@@ -45,22 +45,23 @@ class CellTimes(NamedTuple):
         return self.spread <= NEAR or self.tries >= TRIES
 
     def better(self, other: CellTimes) -> CellTimes:
-        """The lesser times of both, after one try more."""
+        """Returns the lesser times of both cells, counting one more try."""
         least = min(self.float_s, other.float_s), min(self.int8_s, other.int8_s)
         return CellTimes(*least, min(self.spread, other.spread), min(self.tries + 1, TRIES))
 
 
 @dataclass
 class Known:
-    """What is known of a table: cells by their sizes, and numbers by name."""
+    """The measured content of a table: cells by their sizes, and numbers by name."""
 
     cells: dict[Sizes, CellTimes] = field(default_factory=dict)
     numbers: dict[str, tuple[float, ...]] = field(default_factory=dict)
 
 
 class LiveTable(Times):
-    """Reads like a `Table`. `workload`: what is timed. `changed`: cells were measured that were not
-    `known` before. Reading raises Unmeasured where `spending` leaves no time."""
+    """A table that reads like a `Table` and measures on demand. `workload`: what is timed.
+    `changed`: whether cells were measured that were not `known` before. Reading raises Unmeasured
+    if `spending` leaves no time."""
 
     def __init__(
         self,
@@ -71,22 +72,23 @@ class LiveTable(Times):
     ) -> None:
         self.workload, self.dtype, self.spending = workload, dtype, spending
         self.known, self.changed = known or Known(), False
-        self._asked: set[Sizes] = set()  # in this process: never measured twice in it
+        self._asked: set[Sizes] = set()  # requested in this process: none is measured twice in it
         self.grids: Mapping[str, Interpolated] = {
             name: _LiveGrid(self, i) for i, name in enumerate(GRIDS)
         }
         self.numbers: Mapping[str, tuple[float, ...]] = _Numbers(self)
 
     def whole(self) -> Table:
-        """All of it as a Table, with whatever is missing measured."""
+        """Returns the whole table as a `Table`, after measuring whatever is missing."""
         points = [*product(*(range(len(p)) for p in self.workload.axes))]
         self.measure(points)
         grids = {name: Grid(self.workload.axes, _nested(g)) for name, g in self.grids.items()}
         return Table(grids, {name: self.numbers[name] for name in self.workload.extras})
 
     def cell(self, point: Point) -> CellTimes:
-        """Seconds at one point of the axes. Where a product has more than LARGEST multiply-adds,
-        each further row takes as long as between the two M before."""
+        """Returns the seconds at one point of the axes. If the product has more than LARGEST
+        multiply-adds, they are extrapolated: each further row takes as long as between the two
+        preceding M."""
         rows, *_ = self.workload.axes
         if self._is_timed(point):
             return self.known.cells[self._sizes(point)]
@@ -97,7 +99,7 @@ class LiveTable(Times):
         return CellTimes(float_s, last.int8_s + max(last.int8_s - low.int8_s, 0.0) * further)
 
     def measure(self, points: Sequence[Point]) -> None:
-        """Times the cells that these points need and that are not known, column by column."""
+        """Times the unknown cells that these points need, column by column."""
         wanted = {p for point in points for p in self._timed_for(point)}
         columns: dict[tuple[int, int], list[int]] = {}
         with _MEASURING:
@@ -111,7 +113,8 @@ class LiveTable(Times):
                         self._measure_column(k, n, rows)
 
     def number(self, name: str) -> tuple[float, ...]:
-        """Numbers beside the grids, measured where they are not known."""
+        """Returns the extra numbers called `name` (those of `Workload.extras`, such as
+        corrections), after measuring them if they are unknown."""
         with _MEASURING:
             if name not in self.known.numbers:
                 self._check_time()
@@ -136,7 +139,8 @@ class LiveTable(Times):
             self.known.cells[m, k, n] = found if known is None else known.better(found)
 
     def _lacks(self, sizes: Sizes) -> bool:
-        """Whether to measure: it is not known, or has not settled and was not tried here yet."""
+        """Whether to measure a cell: it is unknown, or it has not settled and was not tried in this
+        process yet."""
         known = self.known.cells.get(sizes)
         if known is not None and (known.settled or sizes in self._asked or not self.spending.left):
             return False

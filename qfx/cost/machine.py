@@ -1,4 +1,5 @@
-"""The cost model of a CPU: what its tables of each kind predict, and what comes beside."""
+"""The cost model of a CPU: combines the predictions of its tables with the costs of rotation,
+outliers, packing and training."""
 
 from __future__ import annotations
 
@@ -26,27 +27,29 @@ Find = Callable[[str], Times]  # the table of a kind
 
 
 class MachineCost:
-    """The cost model of a machine, this one by default, with the threads and the instruction set in
-    use. Cells of its tables are read from the cache directory, or measured and kept, when first
-    asked for; `defaults` answer whatever there is no time left to measure."""
+    """The cost model of a machine, by default this one, with the threads and the instruction set in
+    use. Cells of its tables are read from the cache directory, or measured and stored, when first
+    requested. `defaults` provides the tables to use if there is no time left to measure."""
 
     def __init__(self, tables: Tables | None = None, defaults: Defaults = default_table) -> None:
         self.tables, self.defaults = tables or table, defaults
 
     def lacks(self, kind: str, dtype: torch.dtype, scheme: Scheme | None) -> str | None:
-        """None: what was not measured yet will be."""
+        """Returns None: whatever is missing will be measured."""
         return None
 
     def estimate(self, work: Work) -> Estimate:
-        """A rotation, and outliers, cost as much beside every kind of linear."""
+        """Returns the predicted seconds. A rotation and outliers cost the same with every kind of
+        linear."""
         return self._asked(work, lambda find: _estimated(find, work))
 
     def packing(self, work: Work) -> float:
-        """Seconds to quantize and pack the weight."""
+        """Returns the seconds to quantize and pack the weight."""
         return self._asked(work, lambda find: _packing(find("int8"), work))
 
     def training(self, work: Work) -> float:
-        """Seconds of the weight, both ways, and of both gradients back where K is rotated."""
+        """Returns the seconds that training adds: packing and quantizing the weight again and, if K
+        is rotated, rotating both gradients back."""
         return self._asked(work, lambda find: _training(find("int8"), work))
 
     def _asked(self, work: Work, answer: Callable[[Find], T]) -> T:
@@ -73,7 +76,7 @@ class MachineCost:
                     each.keep()
         try:
             found = answer(default)
-        except Unmeasured:  # a family without defaults is measured however long it takes
+        except Unmeasured:  # a family without defaults is measured, however long it takes
             with unlimited():
                 return answer(measured)
         if isinstance(found, Estimate):

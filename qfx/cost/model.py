@@ -1,4 +1,4 @@
-"""What a matmul is predicted to take, and which cost model knows it on which device."""
+"""Cost model interface: the predicted times of a matmul, and the model of each device."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from qfx.values.scheme import QSpec, Scheme
 class Work:
     """One call of a matmul: `batch` products of M x K by K x N, or attentions of M queries and N
     keys with K features. `dtype` is that of the float matmul. A linear has a scheme; `outliers` of
-    its K features are multiplied in float beside the others."""
+    its K features are multiplied in float in addition."""
 
     kind: str
     m: int
@@ -37,7 +37,7 @@ class Work:
 
     @property
     def x(self) -> QSpec | None:
-        """How a linear's activations become codes; None where they stay float."""
+        """The quantization of a linear's activations; None if they stay float."""
         return None if self.scheme is None else self.scheme.x
 
     @property
@@ -48,8 +48,9 @@ class Work:
 
 @dataclass(frozen=True)
 class Estimate:
-    """Predicted seconds of one call of a site, in float and in int8; or in PyTorch's attention of
-    one query and in `attention_decode`. `source`: whose times these are, '' for this machine's."""
+    """Predicted seconds of one call of a site in float and in int8, or, for decoding, in PyTorch's
+    attention of one query and in `attention_decode`. `source`: whose times these are; empty for
+    this machine's own."""
 
     float_s: float
     int8_s: float
@@ -61,25 +62,26 @@ class Estimate:
 
     @property
     def said(self) -> str:
-        """The gain in words, and whose times it follows."""
+        """The gain in words, and the source of the times."""
         return f"{self.gain:.2f}x float{self.source and ' '}{self.source}"
 
 
 class CostModel(Protocol):
-    """Predicts times on one device, of all work that `lacks` finds nothing for."""
+    """A predictor of times on one device, for all work for which `lacks` returns None."""
 
     def lacks(self, kind: str, dtype: torch.dtype, scheme: Scheme | None) -> str | None:
-        """Why work of this kind, type and scheme cannot be predicted, or None."""
+        """Returns the reason why work of this kind, dtype and scheme cannot be predicted, or
+        None."""
         ...
 
     def estimate(self, work: Work) -> Estimate: ...
 
     def packing(self, work: Work) -> float:
-        """Seconds to quantize and pack the weight of a linear."""
+        """Returns the seconds to quantize and pack the weight of a linear."""
         ...
 
     def training(self, work: Work) -> float:
-        """Seconds that training adds to a step's int8 forward of a linear."""
+        """Returns the seconds that training adds to a step's int8 forward of a linear."""
         ...
 
 
@@ -87,13 +89,14 @@ GpuCosts = Callable[[torch.device], CostModel | str]  # the model of a GPU, or w
 
 
 class Costs(NamedTuple):
-    """The cost models of all devices; None: no measurements are at hand."""
+    """The cost models of all devices; None if there are no measurements."""
 
     cpu: CostModel | None = None
     gpus: GpuCosts | None = None
 
     def of(self, match: Match, kind: str, scheme: Scheme | None) -> CostModel | str | None:
-        """The model of a match's device, or why none can predict this kind of work there."""
+        """Returns the model of a match's device, or the reason why none can predict this kind of
+        work there."""
         cpu = match.device.type == "cpu"
         model = self.cpu if cpu else self.gpus and self.gpus(match.device)
         if model is None or isinstance(model, str):

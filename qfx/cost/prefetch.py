@@ -1,7 +1,8 @@
-"""Prefetch: the ways to fetch weights ahead of their use, and who tries which of them.
+"""Prefetch: the ways to fetch weights ahead of their use, and which of them kernels and programs
+try.
 
-The kernels of a machine have one way for all products, of weights of any size. A program tries more
-of them: it runs its own weights, and may take what would be wrong for others.
+The kernels of a machine use one way for all products, whatever the size of the weight. A program
+tries more ways: it times its own weights, and may choose a way that would be wrong for others.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ KERNELS, PROGRAMS = "kernels", "programs"
 
 
 class Prefetch(NamedTuple):
-    """Into which caches weights are fetched, how many bytes ahead of their use, and how many panels
-    side by side. The hint '' is for what is set for the kernels."""
+    """The caches into which weights are fetched, how many bytes ahead of their use, and how many
+    panels are read side by side. The hint '' stands for the setting of the kernels."""
 
     hint: str
     ahead: int = 0
@@ -21,12 +22,12 @@ class Prefetch(NamedTuple):
 
 
 CANDIDATES: dict[Prefetch, tuple[str, ...]] = {
-    Prefetch("t0", 1024): (PROGRAMS,),  # for kernels weights of 16 MB take a fifth longer, 256 bits
+    Prefetch("t0", 1024): (PROGRAMS,),  # kernels: weights of 16 MB take a fifth longer at 256 bits
     Prefetch("t0", 2048): (KERNELS,),
     Prefetch("t0", 4096): (KERNELS, PROGRAMS),
     Prefetch("t0", 8192): (KERNELS,),
     Prefetch("t1", 1024): (PROGRAMS,),
-    Prefetch("t1", 1024, 2): (PROGRAMS,),  # kernels are asked for the number of panels apart
+    Prefetch("t1", 1024, 2): (PROGRAMS,),  # kernels choose the number of panels separately
     Prefetch("t1", 2048): (KERNELS,),
     Prefetch("t1", 4096): (KERNELS, PROGRAMS),
     Prefetch("t1", 4096, 2): (PROGRAMS,),

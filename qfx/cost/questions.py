@@ -1,7 +1,7 @@
-"""Questions: which parameters of the formats of an instruction set are chosen, and by what loads.
+"""Questions: which parameters of the formats of an instruction set are chosen, and by which loads.
 
-But for those of threads, half of the loads have weights that come from memory, half such that lie
-in the second cache: a hint that gains on the former may lose on the latter.
+Except for the question about threads, half of the loads have weights that come from memory, and
+half have weights in the second-level cache: a hint that gains on the former may lose on the latter.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from typing import NamedTuple
 from qfx.cost.autotune import ALL, Answer, Question, Round, Schedule
 from qfx.cost.prefetch import KERNELS, STREAMS, tried_for
 
-FAR, NEAR = (1024, 512), (512, 256)  # K and N of weights in memory and in the second cache
-CALLS = 8  # in a row, of weights in the second cache
+FAR, NEAR = (1024, 512), (512, 256)  # K and N of weights in memory and in the second-level cache
+CALLS = 8  # in a row, for weights in the second-level cache
 FEW = (1, 2, 3, 4, 6, 8, 12, 16, 32)  # rows
 SHARED = (512, 512)  # K and N of products that threads share
-DURATIONS = (4e-6, 2e-5, 1e-4, 7e-4)  # seconds of those on one thread
+DURATIONS = (4e-6, 2e-5, 1e-4, 7e-4)  # seconds of these products on one thread
 MOST_ROWS = 4096  # of a product that is timed
-NO_ROWS, NO_STEPS = 1 << 20, 1 << 40  # that a format or another thread is used for: never
-SAMPLES = 3  # of each way in a round, the least of which counts
-CLOSE = 0.03  # a part of the time; what differs by less is equally fast
+NO_ROWS, NO_STEPS = 1 << 20, 1 << 40  # a threshold that is never reached
+SAMPLES = 3  # of each way in a round; the least counts
+CLOSE = 0.03  # times that differ by a smaller fraction are equally fast
 ALONE = Schedule((Round(ALL, SAMPLES),) * 4, min, CLOSE, enough=CLOSE)
-TOGETHER = replace(ALONE, rounds=(Round(ALL, 2),) * 4, together=True)  # which take long
+TOGETHER = replace(ALONE, rounds=(Round(ALL, 2),) * 4, together=True)  # these take long
 Parameters = Mapping[str, int | str]  # of a format, by name
 Tunings = Mapping[str, Parameters]  # of each format
 
 
 class Load(NamedTuple):
-    """A product of codes [rows, k] and a weight [n, k]. `calls`: 0 for one whose weight comes from
-    memory, else so many in a row."""
+    """A product of codes [rows, k] and a weight [n, k]. `calls`: 0 if the weight comes from memory,
+    else the number of calls in a row."""
 
     rows: int
     k: int
@@ -41,12 +41,12 @@ class Load(NamedTuple):
 
     @property
     def steps(self) -> int:
-        """Multiply-accumulates."""
+        """The number of multiply-accumulates."""
         return self.rows * self.k * self.n
 
 
 class Way(NamedTuple):
-    """A way runs a load on a format, with these parameters."""
+    """A way to run a load: on a format, with these parameters."""
 
     format: str
     parameters: Parameters
@@ -56,8 +56,9 @@ Asked = Question[Way, Load, Parameters]
 
 
 class Format(NamedTuple):
-    """What of a format there is to choose: up to how many rows `hint` and `streams` count, and the
-    format that may take fewer rows, or ''. `speed`: multiply-accumulates in a second."""
+    """The limits within which parameters of a format are chosen: the numbers of rows up to which
+    `hint` and `streams` apply, and `below`, the format for fewer rows, or ''. `speed`:
+    multiply-accumulates per second."""
 
     name: str
     few_rows: int
@@ -67,7 +68,8 @@ class Format(NamedTuple):
 
 
 def hint(format: Format, tunings: Tunings, threads: int) -> Asked | None:
-    """Into which caches weights are fetched, and how early. Several rows take nta for t0."""
+    """Asks into which caches weights are fetched, and how early. With several rows nta acts like
+    t0."""
     rows, no_hint = ([4], "nta") if format.below else ([1], "")
     tried = [way for way in tried_for(KERNELS) if way.hint != no_hint]
     options: list[Parameters] = [{"hint": way.hint, "ahead": way.ahead} for way in tried]
@@ -75,14 +77,14 @@ def hint(format: Format, tunings: Tunings, threads: int) -> Asked | None:
 
 
 def streams(format: Format, tunings: Tunings, threads: int) -> Asked | None:
-    """How many panels side by side."""
+    """Asks how many panels are read side by side."""
     options: list[Parameters] = [{"streams": count} for count in STREAMS]
     rows = (4, format.pair_rows) if format.below else (2, 4)
     return _alternatives(format, tunings, options, rows) if format.pair_rows >= 4 else None
 
 
 def stream_rows(format: Format, tunings: Tunings, threads: int) -> Asked | None:
-    """Up to how many rows the weights pass by once."""
+    """Asks up to how many rows the weights are streamed once."""
     rows = [m for m in FEW if m <= 2 * format.few_rows and m != 3]
     now = tunings[format.name]
     ways = [_alone(format.name, {**now, "stream_rows": most}) for most in (64, 0)]
@@ -91,7 +93,7 @@ def stream_rows(format: Format, tunings: Tunings, threads: int) -> Asked | None:
 
 
 def minimum_rows(format: Format, tunings: Tunings, threads: int) -> Asked | None:
-    """From how many rows on the format is used, and not the one below."""
+    """Asks from how many rows on the format is used instead of the one below."""
     if not format.below:
         return None
     ways = [_alone(name, tunings[name]) for name in (format.below, format.name)]
@@ -101,7 +103,7 @@ def minimum_rows(format: Format, tunings: Tunings, threads: int) -> Asked | None
 
 
 def serial_steps(format: Format, tunings: Tunings, threads: int) -> Asked | None:
-    """From how many steps on other threads are woken, if they gain at all."""
+    """Asks from how many multiply-accumulates on other threads are woken, if they help at all."""
     if threads == 1:
         return None
     now = tunings[format.name]
@@ -114,7 +116,8 @@ def serial_steps(format: Format, tunings: Tunings, threads: int) -> Asked | None
 
 
 def _lasting(seconds: float, format: Format) -> Load:
-    """About so long on one thread; to run a long one twice would tell nothing more."""
+    """Returns a product that takes about `seconds` on one thread. The longest duration gets `calls`
+    0, so it is not repeated: a second run would add no information."""
     rows = round(seconds * format.speed / math.prod(SHARED))
     return Load(min(max(rows, 1), MOST_ROWS), *SHARED, int(seconds < DURATIONS[-1]))
 
@@ -123,7 +126,7 @@ QUESTIONS = (hint, streams, stream_rows, minimum_rows, serial_steps)  # each ser
 
 
 def _alone(format: str, parameters: Parameters) -> Way:
-    """On one thread, whose own clock can be read."""
+    """Returns a way that uses one thread, whose own clock can be read."""
     return Way(format, {**parameters, "serial_steps": NO_STEPS})
 
 
@@ -134,7 +137,7 @@ def _loads(rows: Sequence[int]) -> list[Load]:
 def _alternatives(
     format: Format, tunings: Tunings, options: Sequence[Parameters], rows: Sequence[int]
 ) -> Asked:
-    """Each option on all loads."""
+    """Returns a question that runs each option on all loads."""
     now, loads = tunings[format.name], _loads(rows)
     others = [option for option in options if {**now, **option} != now]
     ways = [_alone(format.name, {**now, **option}) for option in ({}, *others)]
@@ -150,7 +153,8 @@ def _cut(
     ways: Sequence[Way],
     second: Callable[[Load, int], bool],
 ) -> Asked:
-    """A parameter that says which loads are run by the second of two ways."""
+    """Returns a question about a threshold that decides which loads run in the second of two
+    ways."""
 
     def ways_for(value: int) -> tuple[int, ...]:
         return tuple(int(second(load, value)) for load in loads)

@@ -1,7 +1,7 @@
 """The processor time that one process may spend on measuring before its plans follow defaults.
 
 A first compilation should not wait for tables. So cells of cost tables are measured when a decision
-asks for them, and only while `SPENDING.left`; after that `qfx/cost/default_tables.py` answers.
+needs them, and only while `SPENDING.left`; after that `qfx/cost/default_tables.py` is used.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 
 VARIABLE = "QFX_MEASURING_SECONDS"
-SECONDS = 1.5  # with what a last cell takes and kernels take beside, below 2
+SECONDS = 1.5  # together with the last cell and the kernels, below 2
 _UNLIMITED: ContextVar[bool] = ContextVar("unlimited", default=False)
 
 
 class Spending:
-    """Counts processor seconds of all threads. `seconds`: the limit, None for that of the
+    """A counter of processor seconds of all threads. `seconds`: the limit; by default that of the
     environment variable QFX_MEASURING_SECONDS, or else SECONDS."""
 
     def __init__(self, seconds: float | None = None) -> None:
@@ -28,12 +28,12 @@ class Spending:
 
     @property
     def spent(self) -> float:
-        """Seconds so far."""
+        """The seconds spent so far."""
         return self._spent + (time.process_time() - self._since if self._running else 0.0)
 
     @property
     def limit(self) -> float:
-        """Raises ValueError for a variable that holds no number of seconds."""
+        """The limit in seconds. Raises ValueError if the variable holds no number of seconds."""
         if self._seconds is not None:
             return self._seconds
         text = os.environ.get(VARIABLE, "")
@@ -52,7 +52,7 @@ class Spending:
 
     @contextmanager
     def counted(self) -> Iterator[None]:
-        """Adds what runs inside, which does not nest."""
+        """Adds the time of what runs inside the context. Contexts must not be nested."""
         self._since, self._running = time.process_time(), True
         try:
             yield
@@ -65,7 +65,8 @@ SPENDING = Spending()
 
 @contextmanager
 def unlimited() -> Iterator[None]:
-    """Measures all that is asked for inside, as a calibration does, which takes minutes anyway."""
+    """Lets everything that is requested inside the context be measured, as for a calibration, which
+    takes minutes anyway."""
     token = _UNLIMITED.set(True)
     try:
         yield

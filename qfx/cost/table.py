@@ -1,6 +1,6 @@
-"""Table: what was measured, as grids and numbers by name; read and written as JSON.
+"""Table: measured times, as grids and numbers by name; read and written as JSON.
 
-One table holds a kind of work on this machine, or all work of one type on a GPU.
+One table holds a kind of work on this machine, or all work of one dtype on a GPU.
 """
 
 from __future__ import annotations
@@ -12,26 +12,28 @@ from typing import Any
 
 from qfx.cost.grid import Check, Grid, Interpolated, nested, seconds
 
-NEAR = 0.25  # of two times of a cell
+NEAR = 0.25  # the largest difference, as a fraction, of two times of a settled cell
 GRIDS = ("float", "int8")
 
 
 class Times:
-    """Grids of seconds by name and numbers beside them, all measured or measured when read."""
+    """Grids of seconds by name and numbers beside them, either all measured or measured when
+    read."""
 
     grids: Mapping[str, Interpolated]
     numbers: Mapping[str, tuple[float, ...]]
 
     def over(self, name: str, m: int, k: int) -> float:
-        """Seconds of a pass over m rows of k elements, from those of a row and of an element."""
+        """Returns the seconds of a pass over m rows of k elements, from those of a row and of an
+        element."""
         row_s, element_s = self.numbers[name]
         return m * (row_s + k * element_s)
 
 
 @dataclass(frozen=True)
 class Table(Times):
-    """Grids of seconds, and numbers beside them. `spread`: by how much the longer of a cell's two
-    times exceeded the other one, a quantile over the cells."""
+    """Grids of seconds, and numbers beside them. `spread`: by which fraction the longer of a cell's
+    two times exceeded the other one, a quantile over the cells."""
 
     grids: Mapping[str, Grid]
     numbers: Mapping[str, tuple[float, ...]]
@@ -43,8 +45,8 @@ class Table(Times):
 
     @classmethod
     def of(cls, raw: Any, numbers: Mapping[str, tuple[int, Check]]) -> Table:
-        """From what JSON holds. `numbers`: how many of each, and what they may be. ValueError,
-        KeyError or TypeError for what is no table."""
+        """Reads a table from parsed JSON. `numbers`: how many numbers there are of each name, and
+        their check. Raises ValueError, KeyError or TypeError if `raw` is not a table."""
         grids = {name: _grid(name, **grid) for name, grid in dict(raw["grids"]).items()}
         checked = {
             name: nested(raw["numbers"][name], (count,), check)
@@ -53,7 +55,7 @@ class Table(Times):
         return cls(grids, checked, seconds(raw.get("spread", 0.0)))
 
     def text(self) -> str:
-        """What `of` reads, as JSON."""
+        """Returns the JSON that `of` reads."""
         return json.dumps(asdict(self))
 
 

@@ -16,19 +16,20 @@ from qfx.cost.workloads import KINDS, Workload
 
 @lru_cache
 def table(kind: str, dtype: torch.dtype, threads: int, isa: str) -> KeptTable:
-    """The table of this kind of work, with the cells that processes of this machine measured."""
+    """Returns the table of this kind of work, with the cells that processes of this machine
+    measured."""
     return KeptTable(TableFile(kind, (dtype, threads, isa)), dtype)
 
 
 class KeptTable(LiveTable):
-    """A live table that has a file."""
+    """A live table that is stored in a file."""
 
     def __init__(self, file: TableFile, dtype: torch.dtype) -> None:
         super().__init__(KINDS[file.kind], dtype, disk.TABLES.find(file))
         self._file = file
 
     def keep(self) -> None:
-        """Writes what was measured since to the file."""
+        """Writes newly measured cells to the file."""
         if self.changed:
             self.changed = False
             disk.TABLES.put(self._file, self.known)
@@ -54,13 +55,14 @@ class TableFile:
 
 
 def text_of(known: Known) -> str:
-    """What `read_known` reads, as JSON."""
+    """Returns the JSON that `read_known` reads."""
     cells = [[*sizes, *cell] for sizes, cell in known.cells.items()]
     return json.dumps({"cells": cells, "numbers": known.numbers})
 
 
 def read_known(workload: Workload, text: str) -> Known:
-    """ValueError, KeyError or TypeError for what is no table of this kind."""
+    """Reads the JSON of a table. Raises ValueError, KeyError or TypeError if it is not of this
+    kind."""
     raw = json.loads(text)
     cells = dict(_cell(workload.axes, row) for row in raw["cells"])
     numbers = {}

@@ -1,7 +1,7 @@
-"""Timing: calls in turns, so that a drift of the machine's speed meets them alike.
+"""Timing of calls in turns, so that a drift of the machine's speed affects them alike.
 
-With one thread it is the thread's own time that counts: what another process takes of the core is
-not in it. Several threads wait for each other, so theirs is the time on the wall.
+With one thread the thread's own processor time counts, which excludes what other processes take of
+the core. Several threads wait for each other, so wall-clock time counts.
 """
 
 from __future__ import annotations
@@ -16,17 +16,18 @@ MOST = 2e-3  # seconds after which a call is not repeated
 
 
 def fastest(*calls: Callable[[], object], rounds: int = ROUNDS) -> list[float]:
-    """Least seconds of each call, in turns: what it takes when nothing else disturbs it."""
+    """Returns the least seconds of each call, run in turns: the time of a call that nothing
+    disturbs."""
     return [min(times) for times in in_turns(*calls, rounds=rounds)]
 
 
 def medians(*calls: Callable[[], object], rounds: int = ROUNDS) -> list[float]:
-    """Median seconds of each call, in turns."""
+    """Returns the median seconds of each call, run in turns."""
     return [sorted(times)[rounds // 2] for times in in_turns(*calls, rounds=rounds)]
 
 
 def in_turns(*calls: Callable[[], object], rounds: int) -> list[tuple[float, ...]]:
-    """Seconds of each call in each round; short calls are repeated within a round."""
+    """Returns the seconds of each call in each round; short calls are repeated within a round."""
     once = [_seconds(c, 1) for c in calls]
     repeats = [max(1, min(200, int(2e-4 / max(s, 1e-7)))) for s in once]
     each = [*zip(calls, repeats, strict=True)]
@@ -36,7 +37,7 @@ def in_turns(*calls: Callable[[], object], rounds: int) -> list[tuple[float, ...
 
 
 def _seconds(call: Callable[[], object], repeats: int) -> float:
-    call()  # brings back to the caches what the others drove out
+    call()  # brings back to the caches what the others evicted
     on_gpu = torch.cuda.is_initialized()
     alone = torch.get_num_threads() == 1 and not on_gpu
     wait = torch.cuda.synchronize if on_gpu else bool

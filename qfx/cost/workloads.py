@@ -1,4 +1,4 @@
-"""Kinds of work that are timed, a row of KINDS each, and the table of each on this machine."""
+"""The kinds of work that are timed, one row of KINDS each."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from qfx.values.scheme import QSpec, Scheme
 
 @dataclass(frozen=True)
 class Workload:
-    """What is timed, in float and in int8, on the M, K and N of `axes`, and how the times of a work
-    follow from its table."""
+    """A kind of work: what is timed, in float and in int8, on the M, K and N of `axes`, and how the
+    time of a work is predicted from its table."""
 
     axes: Axes
     column: Column
@@ -27,7 +27,8 @@ class Workload:
     extras: Mapping[str, Extra] = field(default_factory=dict)
 
     def read(self, text: str) -> Table:
-        """ValueError, KeyError or TypeError for what is no table of this kind."""
+        """Reads the JSON of a table. Raises ValueError, KeyError or TypeError if it is not a table
+        of this kind."""
         table = Table.of(json.loads(text), {name: e[1:] for name, e in self.extras.items()})
         if {name: g.axes for name, g in table.grids.items()} != dict.fromkeys(GRIDS, self.axes):
             raise ValueError("the kept table is of other sizes")
@@ -40,7 +41,8 @@ PACKED = replace(FINEST, packed=True)
 
 
 def _linear(scheme: Scheme) -> Workload:
-    """Of a form of `qfx.ops.forms`: that of this scheme, which is timed for all that have it."""
+    """Returns the workload of the form of this scheme (`qfx.ops.forms`); this scheme is timed for
+    all schemes of the form."""
     return Workload(linears.SPARSE_AXES, partial(linears.column, scheme), linears.between_points)
 
 

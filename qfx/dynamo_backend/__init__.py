@@ -1,5 +1,4 @@
-"""The backend of `torch.compile`, the capture of graphs that run in float, and what makes Dynamo
-compile anew."""
+"""The backend of `torch.compile`, the capture of graphs that run in float, and recompilation."""
 
 from qfx.dynamo_backend.backend import qfx
 

@@ -1,7 +1,7 @@
 """The Dynamo backend: `torch.compile(model, backend="qfx", options={...})`.
 
 A clone of the captured graph goes through the passes of `qfx.pipeline` and then to the inner
-compiler; a wrapper feeds the packed weights. The Python stack is read here, once.
+compiler; a wrapper passes the packed weights to it. The Python stack is read only here.
 """
 
 from __future__ import annotations
@@ -56,10 +56,12 @@ def qfx(
 ) -> Compiled:
     """Compiles one captured graph with its matmuls in int8 where that is legal and faster.
 
+        compiled = torch.compile(model, backend="qfx", options={"scheme": "w8a8"})
+
     `options`: the fields of `qfx.Config` (`scheme`, `recipe`, `skip`, `only`, `minimum_gain`...);
-    other names go to Inductor. `mode`: as for Inductor. Raises ValueError for an unknown option,
-    and for a pattern or a recipe that does not match the model. What stays float is reported by
-    `qfx.explain` with its reason.
+    other names are passed to Inductor. `mode`: as for Inductor. Raises ValueError for an unknown
+    option, and for a pattern or a recipe that does not match the model. `qfx.explain` reports what
+    stays float, with the reason.
     """
     config, inner_options = parse_options(options)
     inner = _inner_compiler(config, inner_options, mode)
@@ -101,7 +103,7 @@ def _int8(
     added: NewInputs,
     told: list[str],
 ) -> Plan:
-    """The plan of the graph, which it rewrites. `told` gets the texts of warnings."""
+    """Rewrites the graph and returns its plan. The texts of warnings are appended to `told`."""
     wanted = config.recipe_names
     mark_repacked(gm, here)
     name_nodes(gm, examples, here, wanted)
@@ -128,7 +130,8 @@ def _int8(
 
 
 def _giving_back() -> Callable[[Tensor], bool]:
-    """`CACHE.give_back`, until the system refuses: then the weights stay, with a warning."""
+    """Returns a function like `CACHE.give_back` that stops after the first refusal by the system:
+    then the weights stay in memory, with a warning."""
     refused: list[OSError] = []
 
     def give_back(weight: Tensor) -> bool:
@@ -152,8 +155,8 @@ def _inner_compiler(config: Config, options: dict[str, Any], mode: str | None) -
 
 
 def _below_autograd(compiled: Compiled) -> Compiled:
-    """Where no gradients are recorded, a compiled graph runs without autograd's kernels: those of
-    our operators are Python functions, which take longer than many a call."""
+    """Returns the compiled graph as a function that skips autograd's kernels if no gradients are
+    recorded: those of our operators are Python functions, which take longer than many a call."""
 
     def run(*arguments: Any) -> Any:
         if torch.is_grad_enabled():

@@ -1,6 +1,6 @@
-"""Watch: run a model with every graph that Dynamo captures handed to a watcher, in float.
+"""Watch: runs a model in float and passes every graph that Dynamo captures to a watcher.
 
-The watcher is a function (graph, prefixes, arguments) -> outputs; prefixes as for `match`.
+The watcher is a function (graph, prefixes, arguments) -> outputs, with prefixes as for `match`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ def watch(
     dynamic: bool | None = None,
     **keyword_inputs: Any,
 ) -> Any:
-    """`model(*inputs, **keyword_inputs)` without gradients; an `fx.GraphModule` is one graph.
+    """Returns `model(*inputs, **keyword_inputs)` without gradients. An `fx.GraphModule` is one
+    graph.
 
     Raises UserError for keyword inputs of an `fx.GraphModule`.
     """
@@ -47,7 +48,7 @@ def watch(
 def watch_recording(
     model: Callable[..., Any], watcher: Watcher, *inputs: Any, **keyword_inputs: Any
 ) -> Any:
-    """The same while autograd records what runs, between the graphs too."""
+    """Runs like `watch`, but while autograd records what runs, also between the graphs."""
     with torch.inference_mode(False), torch.enable_grad():
         return _run(model, watcher, None, inputs, keyword_inputs)
 
@@ -77,7 +78,8 @@ def _run(
 
 
 def _look(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-    """The backend. One function for all calls: a second one reuses Dynamo's code."""
+    """Watches one captured graph: the backend that `watch` uses. It is one function for all calls,
+    because a second function would reuse Dynamo's code."""
     graph, here = clone(gm), surroundings()
     mark_repacked(graph, here)
     name_nodes(graph, example_inputs, here)
@@ -88,12 +90,12 @@ def _look(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., An
 
 
 def _watched(graph: fx.GraphModule, frame: Frame) -> Callable[..., Any]:
-    """Runs a graph of its own by the watcher of the call."""
-    open_operators(graph)  # before it runs node by node
+    """Returns a function that runs a graph by the watcher of the current call."""
+    open_operators(graph)  # before the graph runs node by node
     written = written_constants(graph)
 
     def run(*arguments: Any) -> Any:
-        # Dynamo runs one graph for layers that are alike: the one that runs now gives the names
+        # Dynamo runs one graph for similar layers: names are those of the layer that runs now
         restore_later(written(arguments))
         return _WATCHER.get()(graph, frame.prefixes(), arguments)
 

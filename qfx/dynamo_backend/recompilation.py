@@ -1,9 +1,9 @@
-"""Recompiling: constants of a model that change between calls become operands that the graph packs
-itself, at every call.
+"""Recompilation: constants of a model that change between calls become operands that the graph
+packs itself at every call.
 
 Weights that FSDP gathers for each call are known when a graph is captured. Buffers that are
-rewritten between calls, as a cache of keys is, show as the graph runs: its wrapper reports them,
-and the frame's next call compiles anew.
+rewritten between calls, such as a cache of keys, are noticed as the graph runs: its wrapper reports
+them, and the frame's next call compiles again.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _REWRITTEN: WeakKeyDictionary[CodeType, set[str]] = WeakKeyDictionary()  # frame
 
 
 def mark_repacked(gm: fx.GraphModule, here: Surroundings) -> None:
-    """Notes at the inputs of a captured graph why they are packed at every call."""
+    """Stores at the inputs of a captured graph why they are packed at every call."""
     gathered = gathered_weights(here.modules)
     rewritten = _REWRITTEN.get(here.code, set()) if here.code else set()
     for node in gm.graph.nodes:
@@ -35,8 +35,8 @@ def mark_repacked(gm: fx.GraphModule, here: Surroundings) -> None:
 
 
 def reporter(gm: fx.GraphModule, code: CodeType | None) -> Callable[[Iterable[int]], None] | None:
-    """For the wrapper of a graph that was captured from this code: takes the positions of the
-    inputs that were rewritten. None outside Dynamo, which alone can compile anew."""
+    """Returns the function to which the wrapper of a captured graph reports the positions of inputs
+    that were rewritten. Returns None outside Dynamo, because only Dynamo can compile again."""
     if code is None:
         return None
     names = [source_text(node) for node in gm.graph.nodes if node.op == "placeholder"]
@@ -51,5 +51,5 @@ def reporter(gm: fx.GraphModule, code: CodeType | None) -> Callable[[Iterable[in
 
 
 def forget() -> None:
-    """What `torch._dynamo.reset()` asks of a backend."""
+    """Clears the recorded inputs when `torch._dynamo.reset()` is called."""
     _REWRITTEN.clear()

@@ -1,1 +1,1 @@
-"""FX graphs without a word of int8: capture, views, writes, bodies, decomposition."""
+"""FX graphs, independent of int8: capture, views, in-place writes, bodies, decomposition."""

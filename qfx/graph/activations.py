@@ -1,5 +1,5 @@
-"""Activations that the epilogue of a matmul computes (E2), one row for each of
-`csrc/activations.inc`, in its order."""
+"""Activations that the epilogue of a matmul computes (E2): one row for each row of
+`csrc/activations.inc`, in the same order."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ aten = torch.ops.aten
 class Activation:
     """One activation: its definition and its forms in graphs and models.
 
-    `reference` defines it on float32. `spelled` are the calls in graphs that mean it, `.relu` for
-    a tensor method, where they say what `settings` does. `module` is the class of torch.nn that
-    makes such a call, and takes `settings` too. `composed` are several calls that mean it, of a
-    node `v` that the last of them reads.
+    `reference` defines it on float32. `spelled`: the calls in graphs that mean it, written `.relu`
+    for a tensor method, provided that their arguments agree with `settings`. `module`: the class of
+    torch.nn that makes such a call and also takes `settings`. `composed`: patterns of several calls
+    that together mean it; `v` is the node that the last of them reads.
     """
 
     reference: Callable[[Tensor], Tensor]
@@ -65,12 +65,12 @@ ACTIVATIONS = {
         ),
     ),
 }  # fmt: skip
-# Operators know activations by name, programs by their place.
+# Operators refer to activations by name, programs by index.
 assert list(ACTIVATIONS) == _C.activations, (
     f"the kernels have the activations {_C.activations}, ACTIVATIONS has {list(ACTIVATIONS)}"
 )
 
 
 def activate(name: str, y: Tensor) -> Tensor:
-    """(E2) in float32."""
+    """Applies the activation of this name in float32. (E2)"""
     return ACTIVATIONS[name].reference(y)

@@ -1,7 +1,7 @@
-"""Bodies of higher-order operators, which calls give what belongs to the model.
+"""Bodies of higher-order operators, and which of their placeholders are constants of the model.
 
-A body is a graph of its own whose placeholders are the operands of the call. `link` tells them
-which of these are constants of the model.
+A body is a graph of its own whose placeholders are the operands of the call. `link` records for
+each placeholder which constant of the model it stands for.
 """
 
 from __future__ import annotations
@@ -20,16 +20,17 @@ RECORDS = "qfx_records"  # metadata of a body: gradients of its outputs are reco
 
 
 class Given(NamedTuple):
-    """What one call gives a body's placeholder."""
+    """The operand that one call passes to a body's placeholder."""
 
     call: HigherOrderCall
     operand: fx.Node
 
 
 def link(gm: fx.GraphModule) -> None:
-    """Tells the placeholders of all bodies which constant of the model they are, if any.
+    """Records at the placeholders of all bodies which constant of the model they are, if any.
 
-    A body that is called several times has a constant where every call gives it one.
+    A placeholder of a body that is called several times is a constant only if every call passes
+    one.
     """
     given: dict[fx.Node, list[Given | None]] = {}
     written = written_roots(gm.graph)
@@ -49,7 +50,7 @@ def link(gm: fx.GraphModule) -> None:
 
 
 def callers(gm: fx.GraphModule) -> dict[fx.Graph, list[HigherOrderCall]]:
-    """The graphs of all bodies under `gm`, and the calls of each."""
+    """Returns the graphs of all bodies under `gm`, and the calls of each."""
     found: dict[fx.Graph, list[HigherOrderCall]] = {}
     pending = [gm]
     while pending:
@@ -64,7 +65,7 @@ def callers(gm: fx.GraphModule) -> dict[fx.Graph, list[HigherOrderCall]]:
 def family(
     graph: fx.Graph, calling: Mapping[fx.Graph, list[HigherOrderCall]]
 ) -> tuple[list[fx.Graph], list[HigherOrderCall]]:
-    """The bodies that need the same operands as `graph`, and all their calls."""
+    """Returns the bodies that need the same operands as `graph`, and all their calls."""
     graphs, found, pending = [graph], dict[fx.Node, HigherOrderCall](), [graph]
     while pending:
         for call in calling[pending.pop()]:
@@ -81,7 +82,7 @@ def _records(node: fx.Node) -> bool:
 
 
 def siblings(placeholder: fx.Node) -> list[fx.Node]:
-    """The placeholders that stand for the same operand in the bodies of the calls that give it."""
+    """Returns the placeholders for the same operand in all bodies of the calls that pass it."""
     position = inputs(_owner(placeholder)).index(placeholder)
     links: list[Given] = placeholder.meta[OUTER]
     bodies = {id(b): b for given in links for b in given.call.bodies}.values()

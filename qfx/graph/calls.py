@@ -1,4 +1,4 @@
-"""Calls of higher-order operators whose bodies are graphs: checkpoint, cond, scan and the like.
+"""Calls of higher-order operators whose bodies are graphs, for example checkpoint, cond and scan.
 
 A body's placeholders are the operands of the call, in order.
 """
@@ -15,10 +15,10 @@ from qfx.host.operators import HigherOrderOperator
 
 
 class Convention(NamedTuple):
-    """How a higher-order operator is called.
+    """The calling convention of a higher-order operator.
 
-    `bodies`: where its bodies stand among the arguments. `first`: where the operands begin; when
-    `grouped` they stand in lists, and a new operand goes to the last list.
+    `bodies`: the positions of its bodies among the arguments. `first`: the position of the first
+    operand. If `grouped`, the operands are in lists, and a new operand is added to the last list.
     """
 
     bodies: tuple[int, ...]
@@ -53,7 +53,7 @@ class HigherOrderCall(NamedTuple):
         return [o for group in given for o in group] if self.convention.grouped else given  # type: ignore[union-attr]
 
     def append(self, operand: fx.Node) -> None:
-        """Gives the bodies one more operand, after all others."""
+        """Passes one more operand to the bodies, after all others."""
         *before, last = self.node.args
         if self.convention.grouped:
             assert isinstance(last, list | tuple)
@@ -63,12 +63,14 @@ class HigherOrderCall(NamedTuple):
 
 
 def calls(gm: fx.GraphModule) -> Iterator[HigherOrderCall]:
-    """The calls in `gm` of operators with a known convention whose operands fit their bodies."""
+    """Returns the calls in `gm` of operators with a known convention whose operands fit their
+    bodies."""
     return (found for found in map(call, gm.graph.nodes) if found)
 
 
 def call(node: fx.Node) -> HigherOrderCall | None:
-    """This one, if it is such a call."""
+    """Returns the node's call if its operator has a known convention and its operands fit its
+    bodies."""
     known = isinstance(node.target, HigherOrderOperator)
     convention = CONVENTIONS.get(node.target.name()) if known else None  # type: ignore[union-attr]
     if convention is None:
@@ -85,5 +87,5 @@ def _body(argument: Any) -> fx.GraphModule | None:
 
 
 def inputs(gm: fx.GraphModule) -> list[fx.Node]:
-    """The placeholders of a graph, in order."""
+    """Returns the placeholders of a graph, in order."""
     return [n for n in gm.graph.nodes if n.op == "placeholder"]

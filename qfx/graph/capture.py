@@ -1,4 +1,5 @@
-"""Capture: an nn.Module, FX GraphModule or Dynamo graph -> a GraphModule that qfx may edit.
+"""Capture: converts an nn.Module, FX GraphModule or Dynamo graph to a GraphModule that qfx may
+edit.
 
 A Dynamo graph is cloned, never edited in place: Dynamo reads the metadata of its own placeholders
 after the backend returns.
@@ -19,18 +20,19 @@ from qfx.host import nodes
 from qfx.host.source_text import released_source_texts
 from qfx.host.tensors import propagate_shapes
 
-NAMED = "qfx_named"  # metadata: the name found for a constant, or for who calls
-SCHEME = "qfx_scheme"  # metadata: that of the module of `qfx.nn` which makes the call
+NAMED = "qfx_named"  # metadata: the name found for a constant or for the calling module
+SCHEME = "qfx_scheme"  # metadata: the scheme of the module of `qfx.nn` that makes the call
 OUTER = "qfx_outer"  # metadata of a body's placeholder: the constants it stands for
-REPACKED = "qfx_repacked"  # of a graph input: why the graph packs it at every call
+REPACKED = "qfx_repacked"  # metadata of a graph input: why the graph packs it at every call
 _NO_PREFIXES: Mapping[str, str] = {}
 _ROOT = re.compile(r"[LG]\['([^']*)'\]")
 _PART = re.compile(r"""(\.?)('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|\w+)(\(?)""")
-_BETWEEN = {"_modules", "_parameters", "_buffers", "cell_contents"}  # a holder and what it holds
+_BETWEEN = {"_modules", "_parameters", "_buffers", "cell_contents"}  # between holder and content
 
 
 class Tracer(fx.Tracer):
-    """Symbolic tracer that opens nn.Linear and activations: each becomes one function node."""
+    """A symbolic tracer that traces into nn.Linear and activations: each becomes one function
+    node."""
 
     opened: tuple[type[nn.Module], ...] = (
         nn.Linear, *(row.module for row in ACTIVATIONS.values() if row.module),
@@ -42,11 +44,15 @@ class Tracer(fx.Tracer):
 
 @released_source_texts()
 def trace(model: nn.Module, *example_inputs: Any) -> fx.GraphModule:
-    """The graph of `model` by symbolic tracing; with example inputs every node knows its shape.
+    """Returns the graph of `model` by symbolic tracing. With `example_inputs` every node knows its
+    shape.
 
-    Returns an `fx.GraphModule` that shares the parameters of `model`. Raises what `torch.fx` raises
-    for Python that cannot be traced symbolically; `torch.compile(model, backend="qfx")` has no such
-    limit. Source: `torch.fx.Tracer`, `torch.fx.passes.fake_tensor_prop`.
+        gm = qfx.trace(model, x)
+        int8, plan = qfx.rewrite(gm)
+
+    The result is an `fx.GraphModule` that shares the parameters of `model`. Raises what `torch.fx`
+    raises for Python that cannot be traced symbolically; `torch.compile(model, backend="qfx")` has
+    no such limit. Source: `torch.fx.Tracer`, `torch.fx.passes.fake_tensor_prop`.
     """
     gm = clone(model) if isinstance(model, fx.GraphModule) else _symbolic_trace(model)
     if example_inputs:
@@ -62,8 +68,8 @@ def _symbolic_trace(model: nn.Module) -> fx.GraphModule:
 
 
 def clone(gm: fx.GraphModule) -> fx.GraphModule:
-    """A copy of `gm` with its own graph and bodies; parameters and other submodules, and the
-    values of metadata, are shared."""
+    """Returns a copy of `gm` with its own graph and bodies. Parameters, other submodules and the
+    values of metadata are shared."""
     graph = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
     result: Any = graph.graph_copy(gm.graph, copies, return_output_node=True)
@@ -81,17 +87,18 @@ def clone(gm: fx.GraphModule) -> fx.GraphModule:
 
 
 def graphs(gm: fx.GraphModule) -> list[fx.Graph]:
-    """Its graph, and those of the bodies in it."""
+    """Returns the graph of `gm` and those of the bodies in it."""
     return [m.graph for m in gm.modules() if isinstance(m, fx.GraphModule)]
 
 
 def targets(gm: fx.GraphModule) -> Iterator[Any]:
-    """What the nodes of all of them call."""
+    """Yields the call targets of all nodes of `gm` and of its bodies."""
     return (node.target for graph in graphs(gm) for node in graph.nodes)
 
 
 def value(node: fx.Node) -> Any:
-    """What the capture recorded for the node, usually a FakeTensor; None when nothing is known."""
+    """Returns the value that the capture recorded for the node, usually a FakeTensor, or None if it
+    is unknown."""
     recorded = node.meta.get("example_value", node.meta.get("val"))
     if recorded is None and node.op == "get_attr":
         return attribute(node)
@@ -99,7 +106,8 @@ def value(node: fx.Node) -> Any:
 
 
 def device(node: fx.Node) -> torch.device:
-    """Of the node's tensor, or of the first one it is made from; the CPU where none is known."""
+    """Returns the device of the node's tensor, or of the first one from which the node is computed;
+    the CPU if none is known."""
     while not isinstance(value(node), torch.Tensor) and node.all_input_nodes:
         node = node.all_input_nodes[0]
     recorded = value(node)
@@ -107,7 +115,7 @@ def device(node: fx.Node) -> torch.device:
 
 
 def attribute(node: fx.Node) -> Any:
-    """What a get_attr node stands for; None when the graph's module lacks it."""
+    """Returns the object that a get_attr node refers to, or None if the graph's module lacks it."""
     owner: Any = node.graph.owning_module
     for name in str(node.target).split("."):
         owner = getattr(owner, name, None)
@@ -127,14 +135,16 @@ def is_constant(node: fx.Node) -> bool:
 
 
 def roots(node: fx.Node) -> list[fx.Node]:
-    """The constants of the outermost graph that a constant of a body stands for; else itself."""
+    """Returns the constants of the outermost graph that a body's constant stands for; for other
+    constants the node itself."""
     if not node.meta.get(OUTER):
         return [node]
     return [root for given in node.meta[OUTER] for root in roots(given.operand)]
 
 
 class Named(NamedTuple):
-    """A name below a module that the compiled frame can name: `L['self']` and `layers.0.fc`."""
+    """A name relative to a module that the compiled frame can name: `L['self']` and
+    `layers.0.fc`."""
 
     root: str
     path: str
@@ -144,7 +154,8 @@ class Named(NamedTuple):
 
 
 class Caller(NamedTuple):
-    """The module whose forward called a node: its id while it lives, and its name by the code."""
+    """The module whose forward called a node: its id, valid while it lives, and its name in the
+    code."""
 
     id: int | None
     named: Named
@@ -155,19 +166,20 @@ def called_by(node: fx.Node) -> Caller | None:
     if not stack:
         return None
     key, (source, *_) = stack[-1]
-    number = str(key).partition("@")[0]  # behind it, which of several calls
+    number = str(key).partition("@")[0]  # the part after "@" tells several calls apart
     return Caller(int(number) if number.isdigit() else None, named_by_text(str(source)))
 
 
 def module_path(node: fx.Node, prefixes: Mapping[str, str] = _NO_PREFIXES) -> str:
-    """Dotted path of the module whose forward called the node; '' outside any module."""
+    """Returns the dotted path of the module whose forward called the node, or '' outside any
+    module."""
     caller = called_by(node)
     named = node.meta.get(NAMED) or (caller.named if caller else None)
     return named.under(prefixes) if named else ""
 
 
 def parameter_name(node: fx.Node, prefixes: Mapping[str, str] = _NO_PREFIXES) -> str:
-    """Dotted name of a parameter or buffer node."""
+    """Returns the dotted name of a parameter or buffer node."""
     if node.op == "get_attr":
         return str(node.target)
     if node.meta.get(OUTER):
@@ -177,7 +189,8 @@ def parameter_name(node: fx.Node, prefixes: Mapping[str, str] = _NO_PREFIXES) ->
 
 
 def named_by_source(node: fx.Node) -> Named | None:
-    """What Dynamo says of where an input of its graph comes from; None outside Dynamo."""
+    """Returns the name that Dynamo gives for the source of a graph input, or None outside
+    Dynamo."""
     source = nodes.source_text(node)
     if source is None:
         return None
@@ -186,10 +199,11 @@ def named_by_source(node: fx.Node) -> Named | None:
 
 
 def named_by_text(source: str) -> Named:
-    """What an expression or a path of Dynamo's names, where the object itself is not known.
+    """Returns the name in an expression or path of Dynamo's, for an object that is not known
+    itself.
 
-    `L['self']._modules['a'].b[0]`, `getattr(L['self'].a, '0')`, `L['d']['a']` -> `a.b.0` and `a.0`
-    below `L['self']`, `d.a`.
+    `L['self']._modules['a'].b[0]` gives `a.b.0` and `getattr(L['self'].a, '0')` gives `a.0`, both
+    below `L['self']`; `L['d']['a']` gives `d.a`.
     """
     root = _ROOT.search(source)
     if root is None:
@@ -197,6 +211,6 @@ def named_by_text(source: str) -> Named:
     rest = source[root.end() :]
     words = [word for dot, word, call in _PART.findall(rest) if dot or not call]
     plain = [str(ast.literal_eval(w)) if w[0] in "'\"" else w for w in words]
-    held = [root.group(1)] if rest.startswith("[") else []  # by a container, not by a module
+    held = [root.group(1)] if rest.startswith("[") else []  # held by a container, not by a module
     shown = [w for w in plain if w not in _BETWEEN and not w.startswith("__")]
     return Named(root.group(), ".".join([*held, *shown]))

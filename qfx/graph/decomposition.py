@@ -1,8 +1,8 @@
-"""Opened operators: a node that holds several matmuls becomes the nodes it is made of.
+"""Decomposition of operators that hold several matmuls into the nodes they consist of.
 
 The operator's own Python definition is run on the node's recorded (fake) values, and every PyTorch
-function that it calls is written into the graph. Symbolic sizes become nodes that make them of the
-sizes of the operands.
+function that it calls is written into the graph. Symbolic sizes become nodes that compute them from
+the sizes of the operands.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ _NUMBERS = (torch.SymInt, torch.SymFloat)
 
 
 def open_operators(gm: fx.GraphModule) -> fx.GraphModule:
-    """Edits the graph and those of its bodies; a node that cannot be opened stays. A graph that
-    holds none is left alone: calibration comes here with every batch."""
+    """Decomposes such operators in the graph of `gm` and in its bodies; a node that cannot be
+    decomposed stays. A graph without such operators is not recompiled: calibration calls this with
+    every batch."""
     for module in gm.modules():
         if isinstance(module, fx.GraphModule):
             closed = [n for n in module.graph.nodes if n.op == "call_function" and _closed(n)]
@@ -47,7 +48,8 @@ def _closed(node: fx.Node) -> bool:
 
 
 def _known(node: fx.Node) -> bool:
-    """Whether all values are recorded, with sizes that can be made of the operands'."""
+    """Whether all values are recorded, with sizes that can be computed from those of the
+    operands."""
     operands = [value(n) for n in node.all_input_nodes]
     tensors = [v for v in operands if not isinstance(v, _NUMBERS)]
     tensors += [v for v in tree_leaves(value(node)) if v is not None]
@@ -59,7 +61,7 @@ def _known(node: fx.Node) -> bool:
 
 
 def _axes(operands: Iterable[fx.Node]) -> dict[Any, tuple[fx.Node, int]]:
-    """For each symbol that is the size of an operand's axis: that operand, and which axis."""
+    """Returns, for each symbol that is the size of an operand's axis, the operand and the axis."""
     return {
         size.node.expr: (operand, axis)
         for operand in operands
@@ -79,7 +81,7 @@ def _open(node: fx.Node, body: Callable[..., Any]) -> None:
     (fake_mode,) = _fake_modes(values.values()) or (nullcontext(),)
     with node.graph.inserting_before(node):
         recorder = _Recorder(node, {id(v): n for n, v in values.items()})
-        symbolic = symbolic_dispatch()  # C++ refuses symbolic sizes of some operators
+        symbolic = symbolic_dispatch()  # C++ rejects symbolic sizes for some operators
         with torch.set_grad_enabled(records), fake_mode, symbolic, recorder:
             result = body(*args, **kwargs)
     if result is NotImplemented:
@@ -105,13 +107,13 @@ _INHERITED = ("nn_module_stack", "stack_trace", "source_fn_stack", NAMED)
 
 
 class _Recorder(TorchFunctionMode):
-    """Writes each call of a PyTorch function that returns tensors into the graph."""
+    """A mode that writes each call of a PyTorch function that returns tensors into the graph."""
 
     def __init__(self, source: fx.Node, nodes: dict[int, fx.Node]) -> None:
         super().__init__()
         self.graph, self.nodes = source.graph, nodes
         self.meta = {key: source.meta[key] for key in _INHERITED if key in source.meta}
-        self.kept: list[Any] = []  # so that no id is used twice
+        self.kept: list[Any] = []  # keeps results alive so that no id is used twice
         self.axes, self.sizes = _axes(source.all_input_nodes), dict[Any, Any]()
 
     def __torch_function__(
@@ -134,7 +136,7 @@ class _Recorder(TorchFunctionMode):
         return self.nodes.get(id(argument), argument)
 
     def _size(self, expression: Any) -> Any:
-        """A symbolic size as nodes, or as a number if it has become one."""
+        """Returns a symbolic size as a node, or as a number if it has become one."""
         if expression not in self.sizes:
             tracer = fx.proxy.GraphAppendingTracer(self.graph)
             axes = {
@@ -175,7 +177,7 @@ _PYTHON_METHODS = [f for f in vars(Tensor).values() if isinstance(f, types.Funct
 
 
 def _without_overrides(function: Any) -> Any:
-    """A copy of a torch.nn.functional that does not hand itself to the mode as a whole."""
+    """Returns a copy of a torch.nn.functional that does not pass itself as a whole to the mode."""
     names = {**function.__globals__, "has_torch_function": lambda arguments: False}
     copy = types.FunctionType(
         function.__code__, names, function.__name__, function.__defaults__, function.__closure__
@@ -190,7 +192,7 @@ def _encoder_layer(
     norm2_w: Tensor, norm2_b: Tensor, up_w: Tensor, up_b: Tensor, down_w: Tensor, down_b: Tensor,
     mask: Tensor | None = None, mask_type: int | None = None,
 ) -> Any:  # fmt: skip
-    """nn.TransformerEncoderLayer in inference, batch first, without a mask."""
+    """Computes nn.TransformerEncoderLayer in inference, batch first, without a mask."""
     if mask is not None or x.dim() != 3:
         return NotImplemented
 

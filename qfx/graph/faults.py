@@ -1,7 +1,8 @@
-"""Defects of a pass: they name the node they happened at, and are told from what users did wrong.
+"""Defects of a pass: they name the node at which they occurred, and are distinguished from user
+errors.
 
-Where a pass fails, whatever it raises, the graph stays float. Let through are the user's errors and
-what PyTorch raises to be caught by Dynamo.
+If a pass fails, whatever it raises, the graph stays float. Errors of the user, and exceptions that
+PyTorch raises for Dynamo to catch, are passed on.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ class PassFault(RuntimeError):
 
 @contextmanager
 def at(node: fx.Node) -> Iterator[None]:
-    """Names `node` in whatever goes wrong inside."""
+    """Adds the name of `node` to any fault that is raised inside the context."""
     name = node.name
     try:
         yield

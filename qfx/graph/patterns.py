@@ -1,11 +1,12 @@
-"""Patterns: calls of a graph, found and made in the notation in which Python writes them.
+"""Patterns: calls in a graph, matched and built in the notation of Python.
 
     Pattern("scale(f(t[0]), t[1], None, *rest)", calls, t="g(x)")
 
-`calls` says which operators the names of calls mean. Another name stands for any argument, the same
-wherever it stands again; `*name` for all that are left; `t[i]` for one of the results of `t`, which
-a keyword may describe further, `name="node"` as no constant; `[a, b]` for a list; a constant for
-itself. Arguments that a call leaves out have the defaults of its operator.
+`calls` maps the names of calls to operators. Any other name stands for an argument, the same one at
+each occurrence; `*name` for all remaining arguments; `t[i]` for one of the results of `t`; `[a, b]`
+for a list; a constant for itself. A keyword may describe a name further: by a call, or by
+`name="node"` if it must not be a constant. Arguments that a call omits have the defaults of its
+operator.
 """
 
 from __future__ import annotations
@@ -19,12 +20,13 @@ from torch import fx
 
 from qfx.host.operators import OpOverload, schema
 
-Bound = dict[str, Any]  # by the names of a pattern: nodes, numbers, tuples of them
-Calls = Mapping[str, Collection[Any]]  # by the name of a call: the operators that it may be
+Bound = dict[str, Any]  # by the names of a pattern: nodes, numbers, tuples of these
+Calls = Mapping[str, Collection[Any]]  # the operators that a call of this name may be
 
 
 class Pattern:
-    """What `match` compares nodes with. `through`: calls of one argument that may stand between."""
+    """A pattern to which `match` compares nodes. `through`: calls of one argument that may occur in
+    between."""
 
     def __init__(
         self, text: str, calls: Calls, through: Collection[Any] = (), **where: str
@@ -39,7 +41,7 @@ class Pattern:
         return self._is_call(node, self.root)
 
     def match(self, node: fx.Node) -> Bound | str:
-        """What the names stand for, or where the node differs."""
+        """Returns what the names stand for, or a text that says where the node differs."""
         bound: Bound = {}
         return self._differs(self.root, node, bound) or bound
 
@@ -95,7 +97,7 @@ class Pattern:
 
 
 class Template:
-    """A call with names of a pattern, to be made from what they stand for, and constants."""
+    """A call to be built from constants and from what the names of a pattern stand for."""
 
     def __init__(self, text: str, calls: Calls) -> None:
         self.root = _call(text)
@@ -103,7 +105,7 @@ class Template:
         (self.target,) = calls[self.name]
 
     def arguments(self, bound: Bound) -> tuple[Any, ...]:
-        """Without the last that are the operator's defaults."""
+        """Returns the arguments, without the last ones if they equal the operator's defaults."""
         found: list[Any] = []
         for tree in self.root.args:
             if isinstance(tree, ast.Starred):
@@ -117,24 +119,24 @@ class Template:
 
 
 def calls(node: Any, *targets: Any) -> bool:
-    """Whether it is a call of one of these functions, or of a method `.name` of tensors."""
+    """Whether a node calls one of these functions, or a tensor method `.name`."""
     return isinstance(node, fx.Node) and called(node) in targets
 
 
 def called(node: fx.Node) -> Any:
-    """The function that a node calls, `.name` of a method; None where it calls neither."""
+    """Returns the function that a node calls, `.name` for a method, or None if it calls neither."""
     if node.op == "call_method":
         return f".{node.target}"
     return node.target if node.op == "call_function" else None
 
 
 def _same(a: Any, b: Any) -> bool:
-    """True is not 1 here."""
+    """Whether two values are equal; unlike in Python, True does not equal 1."""
     return a is b or (type(a) is type(b) and bool(a == b))
 
 
 def _defaults(target: Any) -> dict[int, Any]:
-    """The defaults of arguments that need not be given, by their places."""
+    """Returns the defaults of optional arguments, by position."""
     if not isinstance(target, OpOverload):
         return {}
     arguments = enumerate(schema(target).arguments)
@@ -142,7 +144,8 @@ def _defaults(target: Any) -> dict[int, Any]:
 
 
 def _whole(node: fx.Node, count: int) -> tuple[Any, ...]:
-    """Its arguments in their order, those by name too, with defaults up to `count` of them."""
+    """Returns a node's arguments in order, including those given by name, with defaults up to
+    `count` of them."""
     named, given = _named(node), node.args
     known = _defaults(node.target) | named
     more = range(len(given), max([count, *(place + 1 for place in named)]))
@@ -150,7 +153,7 @@ def _whole(node: fx.Node, count: int) -> tuple[Any, ...]:
 
 
 def _named(node: fx.Node) -> dict[int, Any]:
-    """The arguments that an operator's call says by name, by their places."""
+    """Returns the arguments that an operator's call gives by name, by position."""
     if not node.kwargs or not isinstance(node.target, OpOverload):
         return {}
     names = [argument.name for argument in schema(node.target).arguments]
@@ -166,7 +169,7 @@ def _argument(tree: ast.expr, bound: Bound) -> Any:
 
 
 def _part(tree: ast.Subscript, bound: Bound) -> Any:
-    """`t[i]`: the node that already reads this result."""
+    """Returns, for `t[i]`, the node that already reads this result of `t`."""
     source, part = bound[_name(tree.value)], ast.literal_eval(tree.slice)
     return next(n for n in source.users if calls(n, operator.getitem) and n.args[1] == part)
 

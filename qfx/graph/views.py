@@ -1,4 +1,4 @@
-"""Views: how a constant becomes a matrix [N, K], or an activation [..., K], by tensor methods.
+"""Views: tensor methods that turn a constant into a matrix [N, K], or an activation into [..., K].
 
 A view is a value: a tuple of steps, each a method's name and its arguments. It can be applied to a
 tensor and emitted into a graph.
@@ -22,15 +22,15 @@ aten = torch.ops.aten
 
 
 def apply(view: View, tensor: Tensor) -> Tensor:
-    """The tensor behind the steps of the view."""
+    """Returns the tensor after the steps of the view."""
     for method, arguments in view:
         tensor = getattr(tensor, method)(*arguments)
     return tensor
 
 
 def emit_view(view: View, node: fx.Node) -> fx.Node:
-    """The same as nodes, at the graph's insertion point. Functions: PyTorch's caches refuse the
-    methods of nodes without recorded values."""
+    """Emits the view as nodes at the graph's insertion point. The nodes call functions, because
+    PyTorch's caches reject methods of nodes without recorded values."""
     for method, arguments in view:
         if method == "__getitem__":
             node = node.graph.call_function(operator.getitem, (node, *arguments))
@@ -40,14 +40,14 @@ def emit_view(view: View, node: fx.Node) -> fx.Node:
 
 
 def then(view: View, *steps: Step) -> View:
-    """The view with more steps; a transpose behind a transpose is none."""
+    """Returns the view with more steps; two transposes in a row cancel out."""
     for step in steps:
         view = view[:-1] if step == T and view[-1:] == (T,) else (*view, step)
     return view
 
 
 def token(view: View) -> str:
-    """A word for names: 't' for a transpose, '' for the thing itself."""
+    """Returns a word for names: 't' for a transpose, '' for the empty view."""
     words = [method.strip("_") + "".join(map(_word, arguments)) for method, arguments in view]
     return "_".join(words)
 
@@ -60,7 +60,8 @@ def _word(argument: Any) -> str:
 
 
 def constant_behind(node: fx.Node) -> tuple[fx.Node, View] | str:
-    """(the constant, the view that makes `node` of it), or why there is none."""
+    """Returns the constant and the view that computes `node` from it, or the reason why there is
+    none."""
     steps: list[Step] = []
     while not is_constant(node):
         found = _step(node)
@@ -73,7 +74,7 @@ def constant_behind(node: fx.Node) -> tuple[fx.Node, View] | str:
 
 
 def _step(node: fx.Node) -> tuple[fx.Node, View] | None:
-    """(source, steps) of one view node; None for anything else."""
+    """Returns (source, steps) of one view node, or None for any other node."""
     if node.op not in ("call_function", "call_method") or not node.args or {*node.kwargs} - {"dim"}:
         return None
     given: list[Any] = [*node.args, *node.kwargs.values()]  # dim comes last
@@ -112,7 +113,8 @@ _VIEWS += ("narrow", "chunk", "split", "split_with_sizes", "unbind", "__getitem_
 
 
 def _casts(node: fx.Node, source: fx.Node) -> bool:
-    """A cast to a known type, alone: `.to(other)` and devices are not steps."""
+    """Whether a node only casts to a known dtype: `.to(other)` and changes of the device are not
+    steps."""
     before, after = value(source), value(node)
     if before is None or after is None or not isinstance(after, Tensor):
         return False
@@ -129,7 +131,7 @@ def _static(arguments: list[Any]) -> bool:
 
 
 def _indexed(source: fx.Node, index: tuple[Any, ...]) -> tuple[fx.Node, View] | None:
-    """w[a:b, i] as steps that can be hashed, the last axis first."""
+    """Returns w[a:b, i] as hashable steps, the last axis first."""
     shape = getattr(value(source), "shape", ())
     steps: list[Step] = []
     if len(index) > len(shape) or not all(isinstance(size, int) for size in shape):

@@ -1,4 +1,5 @@
-"""Effects: which inputs a node of a graph may write in place. When in doubt, it may."""
+"""Writes in place: which inputs a node of a graph may modify. In doubt the answer is that it
+may."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ from qfx.host.tensors import storage_id, tree_leaves
 _AUGMENTED: set[Any] = {operator.setitem, operator.iadd, operator.isub, operator.imul}
 _AUGMENTED |= {operator.itruediv, operator.ifloordiv, operator.ipow, operator.imatmul}
 _AUGMENTED |= {operator.iand, operator.ior, operator.ixor, operator.imod}
-# What has running statistics, and the argument by which it updates them, with its default.
+# Functions with running statistics: the argument that makes them update these, and its default.
 _UPDATES: dict[Any, tuple[str, bool]] = {
     F.batch_norm: ("training", False),
     F.instance_norm: ("use_input_stats", True),
@@ -34,7 +35,7 @@ def writes(node: fx.Node) -> bool:
 
 
 def written_inputs(node: fx.Node) -> list[fx.Node]:
-    """The inputs the node may modify."""
+    """Returns the inputs that the node may modify."""
     if node.op == "call_method":
         name = str(node.target)
         return _leaves(node.args[:1]) if name == "__setitem__" or _in_place_name(name) else []
@@ -80,7 +81,8 @@ def _updates(node: fx.Node, name: str, default: bool) -> bool:
 
 
 def _argument(node: fx.Node, name: str) -> Any:
-    """F.relu(x, inplace=True) and F.relu(x, True): what a Python function is given as `name`."""
+    """Returns the argument `name` of a Python function, whether it is passed by name or by
+    position, as in F.relu(x, inplace=True) and F.relu(x, True)."""
     names = getattr(getattr(node.target, "__code__", None), "co_varnames", ())
     at = names.index(name) if name in names else len(node.args)
     return node.args[at] if at < len(node.args) else node.kwargs.get(name)
@@ -91,8 +93,8 @@ def _leaves(value: Any) -> list[fx.Node]:
 
 
 def _written_by_bodies(node: fx.Node) -> list[fx.Node]:
-    """The operands that a body writes; where it is not known what its placeholders are given, all
-    inputs if it writes anything."""
+    """Returns the operands that a body writes. If the operands of its placeholders are unknown,
+    returns all inputs if the body writes anything."""
     found = call(node)
     if found is None:
         return node.all_input_nodes if _body_writes(node) else []
@@ -102,7 +104,7 @@ def _written_by_bodies(node: fx.Node) -> list[fx.Node]:
 
 
 def _body_writes(node: fx.Node) -> bool:
-    """Whether a body of a higher-order operator writes anything, or has no body to look into."""
+    """Whether a body of a higher-order operator writes anything, or there is no body to inspect."""
     inputs = [a for a in node.all_input_nodes if a.op == "get_attr"]
     bodies = [b for b in map(attribute, inputs) if isinstance(b, fx.GraphModule)]
     return not bodies or any(writes(n) for body in bodies for n in body.graph.nodes)
@@ -120,7 +122,7 @@ def _written_by_schema(node: fx.Node, of: Any) -> list[fx.Node]:
 
 
 def transformed(graph: fx.Graph) -> set[fx.Node]:
-    """The nodes inside a `torch.func` transform: jvp, vmap, grad."""
+    """Returns the nodes inside a `torch.func` transform: jvp, vmap, grad."""
     depth, inside = 0, set()
     for node in graph.nodes:
         name = str(getattr(node.target, "__name__", "")) if node.op == "call_function" else ""
@@ -132,7 +134,7 @@ def transformed(graph: fx.Graph) -> set[fx.Node]:
 
 
 def without_gradients(graph: fx.Graph) -> set[fx.Node]:
-    """The nodes inside a `torch.no_grad` region."""
+    """Returns the nodes inside a `torch.no_grad` region."""
     enabled, inside = True, set()
     for node in graph.nodes:
         if node.target is SET_GRAD_ENABLED:
@@ -143,7 +145,8 @@ def without_gradients(graph: fx.Graph) -> set[fx.Node]:
 
 
 def written_roots(graph: fx.Graph) -> set[fx.Node]:
-    """The graph's inputs and constants that some node may write, through views or shared memory."""
+    """Returns the graph's inputs and constants that some node may write, through views or shared
+    memory."""
     roots = {_root(a) for node in graph.nodes for a in written_inputs(node)}
     written = {_storage(root) for root in roots} - {None}
     sources = [n for n in graph.nodes if n.op in ("placeholder", "get_attr")]
@@ -151,8 +154,8 @@ def written_roots(graph: fx.Graph) -> set[fx.Node]:
 
 
 def written_constants(gm: fx.GraphModule) -> Callable[[Sequence[Any]], list[Any]]:
-    """For a captured graph a function of its arguments: the parameters and buffers that the graph
-    may write."""
+    """Returns, for a captured graph, a function that maps its arguments to the parameters and
+    buffers that the graph may write."""
     written = written_roots(gm.graph)
     placeholders = [n for n in gm.graph.nodes if n.op == "placeholder"]
     at = [i for i, n in enumerate(placeholders) if n in written and is_constant(n)]
@@ -161,8 +164,9 @@ def written_constants(gm: fx.GraphModule) -> Callable[[Sequence[Any]], list[Any]
 
 
 def changed_between(first: fx.Node, last: fx.Node, read: Sequence[fx.Node]) -> fx.Node | None:
-    """A node between these two of a graph that may modify one of the tensors `read`: through a
-    view, or through another input of the graph, as two may share their memory."""
+    """Returns a node between `first` and `last` that may modify one of the tensors `read`: through
+    a view, or through another input of the graph, because two inputs may share memory. Returns None
+    if there is none."""
     roots = {_root(node) for node in read}
     memory = {_storage(root) for root in roots} - {None}
     given = any(root.op == "placeholder" for root in roots)
@@ -184,7 +188,8 @@ def _storage(node: fx.Node) -> int | None:
 
 
 def _root(node: fx.Node) -> fx.Node:
-    """What the node may be a view of; a tensor with a storage of its own is no view."""
+    """Returns the node of which this node may be a view; a tensor with its own storage is no
+    view."""
     while node.op not in ("placeholder", "get_attr") and node.all_input_nodes:
         source = node.all_input_nodes[0]
         if None not in (storages := (_storage(node), _storage(source))) and len({*storages}) == 2:

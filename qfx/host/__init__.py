@@ -1,1 +1,1 @@
-"""Private parts of PyTorch that qfx touches, one file a subsystem; imports nothing of qfx."""
+"""Private parts of PyTorch that qfx uses, one file per subsystem. Imports nothing of qfx."""

@@ -1,4 +1,4 @@
-"""Autograd's dispatch: kernels below it, forward mode, the recording of gradients; and autocast."""
+"""Autograd's dispatch, forward mode and recording of gradients; and autocast."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from torch.autograd import forward_ad
 Given = ParamSpec("Given")
 Result = TypeVar("Result")
 
-# On the way of every call of an operator, so they are PyTorch's own and no functions here.
+# These are called for every operator, so they are PyTorch's own and not wrapped in functions.
 below_autograd: Any = torch._C._AutoDispatchBelowAutograd  # a context without autograd's kernels
 _innermost_transform: Any = torch._C._functorch.peek_interpreter_stack
-any_requires_grad: Any = torch._C._any_requires_grad  # of its arguments
+any_requires_grad: Any = torch._C._any_requires_grad  # whether any argument requires grad
 
 
 def redispatch_below(op: Any, keyset: Any, arguments: Sequence[Any]) -> Any:
-    """From an operator's kernel for autograd: the operator's kernel behind it."""
+    """Calls the operator's next kernel from its autograd kernel."""
     with below_autograd():
         return op.redispatch(keyset & torch._C._after_autograd_keyset, *arguments)
 
@@ -31,12 +31,12 @@ def in_forward_mode() -> bool:
 
 
 def transforming() -> bool:
-    """Whether a transform of torch.func (grad, vmap, jvp) sees what is called."""
+    """Whether a transform of torch.func (grad, vmap, jvp) intercepts the current calls."""
     return not torch.compiler.is_compiling() and _innermost_transform() is not None
 
 
 def in_compiled_backward() -> bool:
-    """Whether the graph that is compiled is that of compiled autograd."""
+    """Whether the graph being compiled is that of compiled autograd."""
     module = sys.modules.get("torch._dynamo.compiled_autograd")
     return module is not None and module.in_compiled_autograd_region
 
@@ -45,8 +45,9 @@ SET_GRAD_ENABLED: Any = torch._C._set_grad_enabled  # what `torch.no_grad` calls
 
 
 def without_autocast(function: Callable[Given, Result]) -> Callable[Given, Result]:
-    """The function, whose products on the CPU have the type of their operands whatever the caller's
-    autocast asks for. As a decorator torch.autocast itself is not safe in several threads."""
+    """Returns the function with autocast disabled, so that its CPU products have the dtype of their
+    operands whatever the caller's autocast requests. As a decorator torch.autocast itself is not
+    thread-safe."""
 
     @wraps(function)
     def plain(*args: Given.args, **kwargs: Given.kwargs) -> Result:

@@ -1,4 +1,4 @@
-"""Rules by which PyTorch's distributed tensors go through operators that it does not know."""
+"""Sharding rules with which PyTorch's distributed tensors pass through custom operators."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from torch import TensorType
 
 
 def register_sharding_rule(operator: Any, rule: Callable[..., Any]) -> None:
-    """Registers the rule, as `torch.distributed.tensor.experimental.register_sharding` does, of an
-    operator whose lists of integers matter to it: PyTorch remembers what a rule said by the shapes
-    of tensors and by what follows its first integer that is no list."""
+    """Registers a rule like `torch.distributed.tensor.experimental.register_sharding`, for an
+    operator whose result depends on its lists of integers. PyTorch caches the result of a rule by
+    the shapes of tensors and by the arguments from the first integer on that is not in a list; this
+    function makes it include all arguments that are not tensors."""
     from torch.distributed.tensor import DTensor
     from torch.distributed.tensor.experimental import register_sharding
 

@@ -1,8 +1,9 @@
-"""The frame that Dynamo compiles: which modules it can name, and which are running around it.
+"""The frame that Dynamo compiles: the modules it can name, and the modules that are running around
+it.
 
 After a graph break Dynamo compiles a submodule's forward as a frame of its own, and the names in
 its graph are relative to that submodule. The modules whose methods are running further up the stack
-complete them.
+complete these names.
 """
 
 from __future__ import annotations
@@ -18,28 +19,30 @@ from torch import nn
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What is around a graph while it is captured. Read once, by `surroundings`; outside Dynamo
-    nothing is."""
+    """The circumstances of a graph during its capture. `surroundings` reads them once; outside
+    Dynamo they are empty."""
 
     code: CodeType | None = None  # of the compiled frame
-    variables: Mapping[str, Any] = field(default_factory=dict)  # its local ones
+    variables: Mapping[str, Any] = field(default_factory=dict)  # local variables of the frame
     named: Mapping[str, nn.Module] = field(default_factory=dict)  # source expression -> module
-    running: Sequence[nn.Module] = ()  # whose methods are on the stack, the outermost first
+    running: Sequence[nn.Module] = ()  # modules whose methods are on the stack, the outermost first
 
     @property
     def modules(self) -> list[nn.Module]:
         return [*self.named.values(), *self.running]
 
     def roots(self, wanted: Collection[str] = ()) -> Sequence[nn.Module]:
-        """The running modules, from the one that names are relative to: the outermost, or that
-        which has most of the `wanted` names, for a calibrated model may run inside another."""
+        """Returns the running modules, starting with the one to which names are relative. It is the
+        outermost module, or the one with most of the `wanted` names, because a calibrated model may
+        run inside another."""
         if not wanted or not self.running:
             return self.running
         known = [sum(name in wanted for name, _ in m.named_modules()) for m in self.running]
         return self.running[known.index(max(known)) :]
 
     def prefixes(self, wanted: Collection[str] = ()) -> dict[str, str]:
-        """Source expression of each module of the frame -> its dotted path in the model."""
+        """Returns the mapping from the source expression of each module of the frame to its dotted
+        path in the model."""
         around = self.roots(wanted)
         return {source: place(module, around)[1] for source, module in self.named.items()}
 
@@ -49,9 +52,9 @@ class Surroundings:
         return {k: v for k, v in self.variables.items() if isinstance(v, nn.Module)}
 
     def owner(self) -> str | None:
-        """Source expression of the module whose method is compiled. What follows a graph break in
-        it is a function that the method calls, with other arguments: then, of the modules it names,
-        the innermost one that is running."""
+        """Returns the source expression of the module whose method is compiled. The code after a
+        graph break in the method is a function with other arguments; in that case the owner is the
+        innermost running module among those that this function names."""
         if self.code is None:
             return None
         first = self.variables.get(next(iter(self.code.co_varnames), ""))
@@ -61,7 +64,8 @@ class Surroundings:
 
 
 def surroundings() -> Surroundings:
-    """Of the frame that Dynamo compiles now, and of the running Python stack."""
+    """Returns the surroundings of the frame that Dynamo compiles now, from it and the Python
+    stack."""
     frame, running = _translated(), running_modules()
     if frame is None:
         return Surroundings(running=running)
@@ -72,7 +76,7 @@ def surroundings() -> Surroundings:
 
 
 def _translated() -> Any:
-    """Dynamo's translator of the frame it compiles; None outside Dynamo."""
+    """Returns Dynamo's translator of the frame it compiles, or None outside Dynamo."""
     from torch._dynamo.symbolic_convert import InstructionTranslator  # a second to import
 
     try:
@@ -86,7 +90,7 @@ def _modules_in(scope: str, variables: Mapping[str, Any]) -> dict[str, nn.Module
 
 
 def _stack() -> Iterator[FrameType]:
-    """The running frames, the innermost first."""
+    """Yields the running frames, the innermost first."""
     frame = sys._getframe()
     while frame.f_back is not None:
         frame = frame.f_back
@@ -94,8 +98,8 @@ def _stack() -> Iterator[FrameType]:
 
 
 def running_modules() -> list[nn.Module]:
-    """The modules whose methods are on the Python stack, the outermost first; without those that
-    only wrap another, which would put their own names before the model's."""
+    """Returns the modules whose methods are on the Python stack, the outermost first. Modules that
+    only wrap another are left out, because they would put their own names before the model's."""
     from torch._dynamo.eval_frame import OptimizedModule
     from torch.nn.parallel import DistributedDataParallel
 
@@ -110,7 +114,8 @@ def running_modules() -> list[nn.Module]:
 
 
 def place(module: nn.Module, around: Sequence[nn.Module]) -> tuple[nn.Module, str]:
-    """The first of the modules that holds this one, and its path there; else itself."""
+    """Returns the first of the modules `around` that holds `module`, and the path there; else the
+    module itself and ''."""
     for root in around:
         for path, part in root.named_modules():
             if part is module:
@@ -120,26 +125,28 @@ def place(module: nn.Module, around: Sequence[nn.Module]) -> tuple[nn.Module, st
 
 @dataclass(frozen=True)
 class Frame:
-    """A captured frame: its code and the prefixes it had. Dynamo may run it for other modules.
+    """A captured frame: its code and the prefixes at its capture. Dynamo may run it for other
+    modules.
 
-    It holds no module itself, for what Dynamo compiled lives longer than a model.
+    It holds no module itself, because Dynamo's compiled code outlives the model.
     """
 
     code: CodeType | None = None
     captured: Mapping[str, str] = field(default_factory=dict)
 
     def prefixes(self) -> dict[str, str]:
-        """The prefixes of the call that is running."""
+        """Returns the prefixes of the call that is running."""
         now, around = self._locals(), running_modules()
         return {s: place(now[s], around)[1] if s in now else p for s, p in self.captured.items()}
 
     def _locals(self) -> dict[str, nn.Module]:
-        """The modules in its local variables in this call."""
+        """Returns the modules among the frame's local variables in the current call."""
         at = _position(self.code) if self.code else None
         running = (frame.f_locals for frame in _stack() if _position(frame.f_code) == at)
         return _modules_in("L", next(running, {}))
 
 
 def _position(code: CodeType) -> tuple[str, str, int]:
-    """What Dynamo's code has in common with the code it replaces."""
+    """Returns what Dynamo's code has in common with the code it replaces: file, name and first
+    line."""
     return code.co_filename, code.co_name, code.co_firstlineno

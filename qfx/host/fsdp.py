@@ -1,8 +1,8 @@
-"""Weights that FSDP gathers anew for each call, so that nothing packed may outlive the call.
+"""Weights that FSDP gathers again for each call, so that nothing packed may outlive the call.
 
-FSDP writes the gathered value into the same parameter, at the same address, under the same version:
-nothing about the tensor tells two of its values apart. A model that has run compiled before it is
-sharded keeps its graphs: `torch._dynamo.reset()` drops them.
+FSDP writes the gathered value into the same parameter, at the same address, with the same version:
+the tensor itself does not show that its value has changed. A model that has run compiled before it
+is sharded keeps its graphs: `torch._dynamo.reset()` drops them.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ from torch import fx, nn
 
 
 def gathered_weights(modules: Iterable[nn.Module]) -> Callable[[fx.Node], bool]:
-    """Whether an input of a graph that was captured with these modules around it is a weight that
-    FSDP may manage.
+    """Returns a predicate of graph inputs: whether an input of a graph captured with these modules
+    around it is a weight that FSDP may manage.
 
-    Its hooks break the graph, so a managed module that is called is one whose method is running or
-    compiled. Of a weight that is used from outside, Dynamo's name leads through a managed module.
+    FSDP's hooks break the graph, so a managed module that is called is one whose method is running
+    or compiled. For a weight that is used from outside its module, Dynamo's name leads through a
+    managed module.
     """
     if any(map(_is_managed, modules)):
         return lambda weight: True
@@ -27,7 +28,7 @@ def gathered_weights(modules: Iterable[nn.Module]) -> Callable[[fx.Node], bool]:
 
 
 def is_sharded(module: nn.Module) -> bool:
-    """Whether FSDP, of either version, keeps account of the parameters of this module."""
+    """Whether FSDP, of either version, manages the parameters of this module."""
     return _is_managed(module) or isinstance(module, _class("FullyShardedDataParallel"))
 
 
@@ -36,7 +37,7 @@ def _is_managed(module: nn.Module) -> bool:
 
 
 def _class(name: str) -> Any:
-    fsdp = sys.modules.get("torch.distributed.fsdp")  # whoever uses it has imported it
+    fsdp = sys.modules.get("torch.distributed.fsdp")  # imported already if FSDP is in use
     return getattr(fsdp, name, ())
 
 

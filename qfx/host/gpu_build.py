@@ -1,4 +1,4 @@
-"""What this build can run on a device; asked of the dispatcher, where kernels are registered."""
+"""The operators that this build can run on a device, as registered with PyTorch's dispatcher."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ OLDEST = (7, 5)  # the first GPUs with the int8 matrix instructions of csrc/cuda
 
 
 def why_not(device: torch.device) -> str | None:
-    """Why matmuls on this device stay float, or None. The words follow "the weight is on cuda"."""
+    """Returns why matmuls on this device stay float, or None. The text completes "the weight is on
+    cuda"."""
     if device.type == "cpu":
         return None
     if device.type != "cuda":
@@ -27,13 +28,13 @@ def why_not(device: torch.device) -> str | None:
 
 
 def has_kernel(operator: str, device: torch.device) -> bool:
-    """Whether torch.ops.qfx.<operator> runs on this kind of device."""
+    """Whether torch.ops.qfx.<operator> has a kernel for this kind of device."""
     key = {"cpu": "CPU", "cuda": "CUDA"}.get(device.type)
     found = key and operators.has_kernel(f"qfx::{operator}", key)
     return bool(found)
 
 
 def name_of(device: torch.device) -> str:
-    """The GPU's name as its driver tells it; of a fake one, what is not there to ask."""
+    """Returns the GPU's name as reported by its driver, or a placeholder if no GPU is available."""
     seen = torch.cuda.is_available()
     return torch.cuda.get_device_name(device) if seen else "a GPU that is not there"

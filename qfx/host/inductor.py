@@ -1,4 +1,4 @@
-"""Inductor as the compiler of rewritten graphs: what it is told, and what its code need not do."""
+"""Inductor as the compiler of rewritten graphs: its options, and checks that its code may omit."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ Compiled = Callable[..., Any]
 def inductor(
     options: Mapping[str, Any], mode: str | None, operators: Sequence[Any], digest: str
 ) -> Compiled:
-    """Inductor with the user's options and those of `mode`.
+    """Returns Inductor with the user's options and those of `mode`.
 
     `operators`: packets of the operators whose inputs are computed into memory once, and whose
-    results are as their fake implementations promise. `digest`: of the code that is compiled with
-    the graph.
+    results are as their fake implementations promise. `digest`: a digest of the code that is
+    compiled together with the graph.
     """
     from torch._inductor import list_mode_options
     from torch._inductor.compile_fx import compile_fx
@@ -39,7 +39,7 @@ def inductor(
 
 
 def settings(gm: fx.GraphModule, known: set[str]) -> dict[str, Any]:
-    """Inductor's options for a graph, where the user has said nothing else."""
+    """Returns Inductor's options for a graph, to be used unless the user sets them."""
     found: dict[str, Any] = {"size_asserts": _has_foreign_operators(gm, known)}
     if _takes_addcdiv_apart():
         found["eager_numerics.division_rounding"] = True
@@ -47,33 +47,34 @@ def settings(gm: fx.GraphModule, known: set[str]) -> dict[str, Any]:
 
 
 def known_options() -> Mapping[str, Any]:
-    """Inductor's options and their values."""
+    """Returns Inductor's options and their values."""
     import torch._inductor.config
 
     return torch._inductor.config.get_config_copy()
 
 
 def _read_inputs_where_they_are(operators: Sequence[Any]) -> None:
-    """What several operators read is computed into memory once. Inductor would do so by itself, but
-    for operators that it meets for the first time: those get a copy each, computed anew. Edits
-    global state: Inductor's set of such operators, to which nothing but ours is added."""
+    """Makes Inductor compute tensors that several of these operators read into memory once. By
+    default it would give each operator that it does not know a copy, computed again. Edits global
+    state: only our operators are added to Inductor's set."""
     from torch._inductor.lowering import add_needs_realized_inputs
 
     add_needs_realized_inputs([*operators])
 
 
 def _takes_addcdiv_apart() -> bool:
-    """Whether the divisions of a quantization are ordinary ones to Inductor, as in PyTorch 2.11: on
-    a GPU it rounds those to nearest only if told to."""
+    """Whether Inductor treats the divisions of a quantization as ordinary ones, as in PyTorch 2.11:
+    on a GPU it then rounds them to nearest only if an option says so."""
     from torch._inductor.decomposition import select_decomp_table
 
     return torch.ops.aten.addcdiv.default in select_decomp_table()
 
 
 def _has_foreign_operators(gm: fx.GraphModule, known: set[str]) -> bool:
-    """Inductor checks sizes and strides of each input and of each operator's result at every call.
-    Dynamo has guarded the inputs, and for PyTorch's operators and ours what is promised while
-    compiling is tested; other libraries' may break that promise."""
+    """Whether the graph calls operators of other libraries. Inductor can check sizes and strides of
+    each input and of each operator's result at every call. Dynamo has guarded the inputs, and for
+    PyTorch's operators and ours tests ensure that results are as promised during compilation;
+    operators of other libraries may break that promise."""
     bodies = (m for m in gm.modules() if isinstance(m, fx.GraphModule))
     targets = (node.target for body in bodies for node in body.graph.nodes)
     operators = (t for t in targets if isinstance(t, OpOverload | OpOverloadPacket))

@@ -8,7 +8,7 @@ import torch
 
 
 def trace_artifact(name: str, text: Callable[[], str]) -> None:
-    """Adds a text to the trace; it is made only where a trace is written."""
+    """Adds a text to the trace. `text` is called only if a trace is written."""
     torch._logging.trace_structured(
         "artifact",
         metadata_fn=lambda: {"name": name, "encoding": "string"},

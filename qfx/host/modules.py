@@ -1,4 +1,4 @@
-"""Where nn.Module keeps hooks and tensors."""
+"""The private attributes in which nn.Module keeps hooks and tensors."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.modules import module as module_file
 
-# Of all modules. A handle refers to the very dicts, so these go over and not what is in them.
+# Handles of hooks refer to these very dicts, so the dicts are transferred and not their content.
 CALL_HOOKS = (
     "_forward_hooks",
     "_forward_hooks_with_kwargs",
@@ -29,61 +29,63 @@ STATE_HOOKS = (
 
 
 def share_hooks(of: nn.Module, to: nn.Module) -> None:
-    """Hooks on calls of `of` become those of `to`; so does which buffers are not saved."""
+    """Makes `to` share the call hooks of `of`, and the record of which buffers are not saved."""
     for name in CALL_HOOKS:
         setattr(to, name, getattr(of, name))
     to._non_persistent_buffers_set |= of._non_persistent_buffers_set
 
 
 def state_hooks(module: nn.Module) -> Iterable[Any]:
-    """Hooks on saving and loading."""
+    """Returns the hooks on saving and loading."""
     return chain.from_iterable(getattr(module, name).values() for name in STATE_HOOKS)
 
 
 def pre_hooks(module: nn.Module) -> Iterable[Any]:
-    """What runs before each call."""
+    """Returns the hooks that run before each call."""
     return module._forward_pre_hooks.values()
 
 
 def unsaved_buffers(module: nn.Module) -> Iterable[Tensor]:
-    """Its own that no state dict has."""
+    """Returns the module's own buffers that are not part of the state dict."""
     held = (module._buffers[name] for name in module._non_persistent_buffers_set)
     return (buffer for buffer in held if buffer is not None)
 
 
 def forward_hooks(module: nn.Module) -> Iterable[Any]:
-    """What runs before and behind each call."""
+    """Returns the hooks that run before and after each call."""
     return chain(module._forward_pre_hooks.values(), module._forward_hooks.values())
 
 
 def backward_hooks(module: nn.Module) -> Iterable[Any]:
-    """What gradients of its calls pass."""
+    """Returns the hooks on the gradients of a module's calls."""
     return chain(module._backward_pre_hooks.values(), module._backward_hooks.values())
 
 
 def global_hooks() -> int:
-    """How many there are on the calls of all modules."""
+    """Returns the number of hooks on the calls of all modules."""
     kinds = ("forward_pre", "forward", "backward_pre", "backward")
     return sum(len(getattr(module_file, f"_global_{kind}_hooks")) for kind in kinds)
 
 
 def has_forward_hooks(module: nn.Module) -> bool:
-    """Whether something runs before or behind its calls."""
+    """Whether a hook runs before or after the module's calls."""
     return bool(module._forward_pre_hooks or module._forward_hooks)
 
 
 def has_old_backward_hook(module: nn.Module) -> bool:
-    """Whether `register_backward_hook` gave it one, and not `register_full_backward_hook`."""
+    """Whether the module has a hook from `register_backward_hook` instead of
+    `register_full_backward_hook`."""
     return bool(module._backward_hooks and not module._is_full_backward_hook)
 
 
 def register_once(module: nn.Module, check: Callable[..., None]) -> None:
-    """Gives `load_state_dict` of the module this hook before it, if it has it not."""
+    """Registers `check` to run before the module's `load_state_dict`, unless it is registered
+    already."""
     hooks = module._load_state_dict_pre_hooks.values()
     if not any(getattr(hook, "hook", None) is check for hook in hooks):
         module.register_load_state_dict_pre_hook(check)
 
 
 def registries(module: nn.Module) -> Sequence[dict[str, Any]]:
-    """Its parameters, buffers and children by name."""
+    """Returns the module's parameters, buffers and children by name."""
     return module._parameters, module._buffers, module._modules

@@ -1,4 +1,4 @@
-"""What FX and Dynamo keep at nodes and graphs beside what `torch.fx` documents."""
+"""Undocumented attributes that FX and Dynamo keep at nodes and graphs."""
 
 from __future__ import annotations
 
@@ -15,34 +15,35 @@ def is_erased(node: fx.Node) -> bool:
 
 
 def source(node: fx.Node) -> Any:
-    """Dynamo's source of an input of its graph: the way by which it reached the value."""
+    """Returns Dynamo's source of a graph input: the path by which Dynamo reached the value."""
     return getattr(node, "_dynamo_source", None)
 
 
 def source_text(node: fx.Node) -> str | None:
-    """The Python expression of that way; None outside Dynamo."""
+    """Returns the Python expression of a node's source, or None outside Dynamo."""
     found = source(node)
     return None if found is None else str(found.name() if callable(found.name) else found.name)
 
 
 def mark_as_new_input(node: fx.Node) -> None:
-    """AOTAutograd reads a source from every input of a graph, and what is known of it."""
+    """Marks a node as a static graph input without a source. AOTAutograd reads the source of every
+    input, and what is known about it."""
     node._dynamo_source = None  # type: ignore[attr-defined]
     node.meta["tensor_dict"] = {"_dynamo_static_input_type": "unguarded"}
 
 
 def is_static_input(node: fx.Node) -> bool:
-    """Whether Dynamo says that an input stays the same tensor from call to call."""
+    """Whether Dynamo says that an input is the same tensor in every call."""
     return (node.meta.get("tensor_dict") or {}).get("_dynamo_static_input_type") is not None
 
 
 def copy_signature(of: fx.Graph, to: fx.Graph) -> None:
-    """Exported programs keep that of their call with the graph."""
+    """Copies the call signature that exported programs keep with the graph."""
     to.set_codegen(of._codegen)
 
 
 def copy_annotations(of: fx.GraphModule, to: fx.GraphModule, nodes: Mapping[Any, Any]) -> None:
-    """Gives a copy what Dynamo keeps at a graph module and at its nodes (old -> new)."""
+    """Copies what Dynamo keeps at a graph module and at its nodes (`nodes`: old -> new)."""
     for old, new in nodes.items():
         if hasattr(old, "_dynamo_source"):
             new._dynamo_source = old._dynamo_source

@@ -1,4 +1,5 @@
-"""Operators as the dispatcher knows them: overloads, schemas, kernels; and those without a name."""
+"""Operators in the dispatcher: overloads, schemas and kernels; and operators without a public
+name."""
 
 from __future__ import annotations
 
@@ -28,23 +29,26 @@ UNNAMED_MATMULS: tuple[Any, ...] = (
 )
 
 
-# Softmax over one dimension, as graphs spell it before and after they are decomposed.
+# Softmax over one dimension, as it appears in graphs before and after decomposition.
 SOFTMAX = (torch.ops.aten.softmax.int, torch.ops.aten._softmax.default)
 
 
 def overloads(target: Any) -> list[Any]:
-    """Of a packet, as `torch.ops.aten.mm`, all of its operators; of other targets none."""
+    """Returns all operators of a packet such as `torch.ops.aten.mm`; an empty list for other
+    targets."""
     if not isinstance(target, OpOverloadPacket):
         return []
     return [getattr(target, name) for name in target.overloads()]
 
 
 def schema(operator: Any) -> Any:
-    """Arguments with names, defaults and what is written; of a packet those of its default."""
+    """Returns the schema (arguments with names, defaults and writes) of an operator, or of a
+    packet's default overload."""
     overload = operator if isinstance(operator, OpOverload) else operator.default
     return overload._schema
 
 
 def has_kernel(name: str, key: str) -> bool:
-    """Whether the operator, as "qfx::quantize", has a kernel for a dispatch key, as "CUDA"."""
+    """Whether the operator, for example "qfx::quantize", has a kernel for a dispatch key such as
+    "CUDA"."""
     return bool(torch._C._dispatch_has_kernel_for_dispatch_key(name, key))

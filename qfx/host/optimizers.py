@@ -1,4 +1,4 @@
-"""Steps of optimizers."""
+"""Hooks on the steps of optimizers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch.optim.optimizer import (
 def after_each_step(act: Callable[[Iterable[Tensor]], None]) -> None:
     """Calls `act` with the parameters that may have changed, after each step of any optimizer of
     the process. Edits global state: PyTorch's list of such hooks. Without it steps of fused
-    optimizers would not be seen, which change weights without counting a write."""
+    optimizers would go unnoticed, which change weights without increasing their version."""
 
     def stepped(optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
         parameters = (p for group in optimizer.param_groups for p in group["params"])
@@ -26,8 +26,8 @@ def after_each_step(act: Callable[[Iterable[Tensor]], None]) -> None:
 
 def before_each_step(act: Callable[[torch.optim.Optimizer], None]) -> None:
     """Calls `act` with the optimizer before each step of any optimizer of the process, when
-    gradients are there. Edits global state: PyTorch's list of such hooks. Without it an optimizer
-    that trains nothing but biases would not be told."""
+    gradients exist. Edits global state: PyTorch's list of such hooks. Without it an optimizer that
+    trains nothing but biases would go unnoticed."""
 
     def steps(optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
         act(optimizer)

@@ -1,4 +1,4 @@
-"""Symbolic sizes: what was seen of one, its range, and conditions on it."""
+"""Symbolic sizes: their values at capture, their ranges, and conditions on them."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import torch
 
 
 def hint(size: Any) -> int | None:
-    """The size a symbolic dimension had in the captured call; adds no guard. None where that is not
-    known: sizes that depend on data, and the uneven ones of nested tensors."""
+    """Returns the size that a symbolic dimension had in the captured call, without adding a guard.
+    Returns None if it is unknown: for sizes that depend on data, and for the ragged sizes of nested
+    tensors."""
     if not isinstance(size, torch.SymInt):
         return size
     seen = size.node.hint
@@ -23,9 +24,9 @@ def expression(size: torch.SymInt) -> Any:
 
 
 def ends(size: torch.SymInt) -> tuple[int | None, int | None]:
-    """The least and the greatest value of a size, None where the range has no such end: sympy has
-    several infinities there. Also sizes that are never below 0, as 100 // n, may have no lower end.
-    """
+    """Returns the least and the greatest value of a size, each None if the range has no such end,
+    for which sympy has several infinities. Even sizes that are never below 0, such as 100 // n, may
+    have no lower end."""
     node: Any = size.node
     bounds = node.shape_env.bound_sympy(node.expr)
     low, high = (
@@ -35,13 +36,13 @@ def ends(size: torch.SymInt) -> tuple[int | None, int | None]:
 
 
 def holds_now(size: torch.SymInt, condition: sympy.Basic) -> bool:
-    """Whether it holds for the captured sizes; other sizes will be captured anew."""
+    """Whether a condition holds for the captured sizes; other sizes will be captured again."""
     return bool(size.node.shape_env.evaluate_expr(condition))
 
 
 def marked(size: torch.SymInt) -> Iterator[tuple[torch.SymInt, tuple[Any, Any] | None]]:
-    """The sizes of inputs that it is made of and that the user marked as dynamic, each with the
-    ends of the range that one graph has to serve, if the user gave one."""
+    """Yields the input sizes from which `size` is computed and that the user marked as dynamic,
+    each with the range that one graph has to serve if the user gave one."""
     from torch.fx.experimental.symbolic_shapes import StrictMinMaxConstraint
 
     symbols = size.node.expr.free_symbols
@@ -55,7 +56,7 @@ def marked(size: torch.SymInt) -> Iterator[tuple[torch.SymInt, tuple[Any, Any] |
 
 
 def compute(formula: Any, symbols: Mapping[Any, Any]) -> Any:
-    """The formula on these values of its symbols, which may be proxies of graph nodes."""
+    """Evaluates a formula on these values of its symbols, which may be proxies of graph nodes."""
     from torch.utils._sympy.interp import sympy_interp
     from torch.utils._sympy.reference import PythonReferenceAnalysis
 

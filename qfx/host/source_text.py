@@ -1,7 +1,7 @@
-"""The source texts of graph modules, which torch.fx and linecache keep as long as the process runs.
+"""The source texts of graph modules, which torch.fx and linecache keep for the life of the process.
 
-Each `recompile` of an `fx.GraphModule` leaves one there, so that tracebacks and inspect show its
-lines. A text is of use only as long as the class of the module lives.
+Each `recompile` of an `fx.GraphModule` adds one, so that tracebacks and inspect can show its lines.
+A text is useful only as long as the class of the module lives.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ _TEXTS: dict[str, str] = graph_module._loader.eval_cache  # by the file names in
 
 @contextmanager
 def released_source_texts() -> Iterator[None]:
-    """A context, or a decorator: the texts that are added inside are removed at its end, or, of
-    graph modules that live on, with the module. Those that other threads add meanwhile too."""
+    """Removes the source texts that are added inside this context or decorated function: at its
+    end, or together with the module for graph modules that live on. Texts added by other threads
+    meanwhile are included."""
     before = {*_TEXTS}
     try:
         yield
@@ -42,7 +43,7 @@ def _remove(name: str) -> None:
 
 
 def _subclasses(kind: type[Any]) -> Iterator[type[Any]]:
-    """Each graph module is the only one of its class."""
+    """Yields all subclasses of `kind`. Each graph module is the only instance of its class."""
     for each in kind.__subclasses__():
         yield each
         yield from _subclasses(each)

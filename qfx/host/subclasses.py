@@ -1,4 +1,5 @@
-"""Subclasses of Tensor that hold other tensors: making one, making it another, its arguments."""
+"""Tensor subclasses that hold other tensors: creation, conversion and the arguments of
+operators."""
 
 from __future__ import annotations
 
@@ -13,9 +14,9 @@ from qfx.host.tensors import without_subclass
 
 Kind = TypeVar("Kind", bound=Tensor)
 
-NOT_HEARD: Any = torch._C._disabled_torch_function_impl  # `__torch_function__` of a subclass
+NOT_HEARD: Any = torch._C._disabled_torch_function_impl  # as `__torch_function__`: turns it off
 PIN_MEMORY: Any = torch.ops.aten._pin_memory.default
-keeping_version: Any = torch.autograd._unsafe_preserve_version_counter  # of a tensor, inside
+keeping_version: Any = torch.autograd._unsafe_preserve_version_counter  # leaves its version
 SET_DATA: Any = Tensor.data.__set__  # type: ignore[attr-defined]
 
 
@@ -27,8 +28,8 @@ def wrapper(
     strides: Sequence[int] | None = None,
     offset: Any = None,
 ) -> Kind:
-    """A tensor of the subclass without memory of its own: what asks for its address in C++ gets an
-    error and no null pointer."""
+    """Returns a tensor of the subclass without memory of its own. C++ code that asks for its
+    address gets an error instead of a null pointer."""
     made: Any = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
         kind, shape, strides=strides, storage_offset=offset, dtype=dtype, device=device
     )
@@ -37,15 +38,16 @@ def wrapper(
 
 
 def as_parameter(tensor: Tensor) -> nn.Parameter:
-    """The very tensor of a subclass, as a parameter that does not train: `nn.Parameter(tensor)`
-    makes one of an alias, by an operator on which PyTorch imports its distributed tensors."""
+    """Returns the same tensor object of a subclass as a parameter that does not train.
+    `nn.Parameter(tensor)` would make an alias instead, by an operator for which PyTorch imports its
+    distributed tensors."""
     tensor._is_param = True  # type: ignore[attr-defined]
     return tensor  # type: ignore[return-value]
 
 
 def become(tensor: Tensor, other: Tensor) -> bool:
-    """Gives `tensor` the shape and type of `other`, without its attributes; returns False where it
-    cannot have them, as on another kind of device."""
+    """Gives `tensor` the shape and dtype of `other`, without its attributes. Returns False if this
+    is impossible, for example on another kind of device."""
     if not torch._has_compatible_shallow_copy_type(tensor, other):  # type: ignore[attr-defined]
         return False
     with without_subclass():
@@ -54,11 +56,13 @@ def become(tensor: Tensor, other: Tensor) -> bool:
 
 
 def as_made_of(tensor: Tensor) -> AbstractContextManager[Any]:
-    """Inside, aliases of `tensor` can be made in inference mode, too: it counts their writes."""
+    """Returns a context in which aliases of `tensor` can be made, even in inference mode, although
+    the tensor counts its writes."""
     apart = torch.is_inference_mode_enabled() and not tensor.is_inference()
     return torch.inference_mode(False) if apart else nullcontext()
 
 
 def decomposed(operator: Any, args: Sequence[Any], kwargs: Any) -> Any:
-    """Computes an operator that is made of others, as matmul; returns NotImplemented for others."""
+    """Computes an operator that is composed of others, such as matmul; returns NotImplemented for
+    any other operator."""
     return operator.decompose(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""Tensors that hold no values, tensors that wrap others, and trees of tensors."""
+"""Tensors without values, tensors that wrap others, and trees of tensors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from torch.utils import _pytree
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 
 FakeMode: TypeAlias = FakeTensorMode
-# What shapes cannot be known of: operators whose result's size, or number, is in the values.
+# Raised for operators whose result's size, or number of results, depends on values.
 OF_VALUES = (DataDependentOutputException, DynamicOutputShapeException)
 
 
@@ -31,14 +31,15 @@ def has_values(tensor: Tensor) -> bool:
 
 
 def fake_mode_of(arguments: Sequence[Any]) -> FakeMode | None:
-    """The mode that made the fake tensors among these, or that tracing has opened."""
+    """Returns the mode that made the fake tensors among the arguments, or that tracing has
+    opened."""
     from torch._guards import detect_fake_mode
 
     return detect_fake_mode(arguments)
 
 
 def propagate_shapes(gm: fx.GraphModule, inputs: Sequence[Any]) -> None:
-    """Records at each node of the graph the fake tensor that it gives for these inputs."""
+    """Records at each node of the graph the fake tensor that the node computes for these inputs."""
     from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
     FakeTensorProp(gm, FakeTensorMode(allow_non_fake_inputs=True)).propagate(*inputs)
@@ -49,35 +50,38 @@ def fake_mode() -> FakeMode:
 
 
 def storage_key(tensor: Tensor) -> int:
-    """The same for all views of a storage, as long as one of them lives."""
+    """Returns a number that is the same for all views of a storage, as long as one of them
+    lives."""
     return StorageWeakRef(tensor.untyped_storage()).cdata  # type: ignore[no-any-return]
 
 
 def symbolic_dispatch() -> AbstractContextManager[Any]:
-    """Inside, operators that C++ refuses symbolic sizes run their Python definitions."""
+    """Returns a context in which operators whose C++ code rejects symbolic sizes run their Python
+    definitions."""
     from torch._dispatch.python import enable_python_dispatcher
 
     return enable_python_dispatcher()
 
 
 def without_subclass() -> AbstractContextManager[Any]:
-    """Inside, what is computed of tensors of a subclass is plain tensors."""
+    """Returns a context in which operations on tensors of a subclass return plain tensors."""
     return _C.DisableTorchFunctionSubclass()
 
 
 def wraps_tensors(tensor: Tensor) -> bool:
-    """Whether it is of a subclass that holds other tensors, as DTensor and NestedTensor do."""
+    """Whether a tensor is of a subclass that holds other tensors, such as DTensor and
+    NestedTensor."""
     return is_traceable_wrapper_subclass(tensor)
 
 
 def is_distributed(tensor: Tensor) -> bool:
-    """Whether it is a DTensor; imports nothing to tell."""
+    """Whether a tensor is a DTensor. Imports nothing for this check."""
     distributed = sys.modules.get("torch.distributed.tensor")
     return distributed is not None and isinstance(tensor, distributed.DTensor)
 
 
 def tree_leaves(tree: Any) -> list[Any]:
-    """Whatever containers hold, in their order."""
+    """Returns the content of nested containers, in order."""
     return _pytree.tree_leaves(tree)
 
 
@@ -86,19 +90,21 @@ def tree_map(function: Callable[[Any], Any], tree: Any) -> Any:
 
 
 def version(tensor: Tensor) -> int:
-    """How often it was written in place; 0 of inference tensors, which do not count."""
+    """Returns how often a tensor was written in place; 0 for inference tensors, which do not
+    count."""
     return 0 if tensor.is_inference() else tensor._version
 
 
 def statically(condition: Any) -> bool:
-    """Whether a condition on symbolic sizes holds for all of them; adds no guard."""
+    """Whether a condition on symbolic sizes holds for all sizes. Adds no guard."""
     from torch.fx.experimental.symbolic_shapes import statically_known_true
 
     return condition if isinstance(condition, bool) else statically_known_true(condition)
 
 
 def storage_id(tensor: Tensor) -> int | None:
-    """Tells storages that are alive apart; None of a tensor subclass without one."""
+    """Returns a number that distinguishes living storages, or None for a tensor subclass without
+    one."""
     try:
         return tensor.untyped_storage()._cdata
     except NotImplementedError:
@@ -106,18 +112,18 @@ def storage_id(tensor: Tensor) -> int | None:
 
 
 def weak_storage(tensor: Tensor) -> StorageWeakRef:
-    """Refers to the memory of a tensor without keeping it, and `expired()` once nobody does; until
-    then no other storage has its `storage_id`."""
+    """Returns a weak reference to a tensor's memory. It is `expired()` once nothing owns the
+    memory; until then no other storage has its `storage_id`."""
     return StorageWeakRef(tensor.untyped_storage())
 
 
 def owners(tensor: Tensor) -> int:
-    """How many tensors have its storage."""
+    """Returns the number of tensors that share the tensor's storage."""
     return int(_C._storage_Use_Count(tensor.untyped_storage()._cdata)) - 1  # without Python's
 
 
 class Watching(TorchDispatchMode):
-    """Inside, `see` is told of every operator before it runs."""
+    """A mode that calls `see` with every operator before it runs."""
 
     def see(self, operator: Any, args: tuple[Any, ...]) -> None:
         raise NotImplementedError
@@ -128,7 +134,7 @@ class Watching(TorchDispatchMode):
 
 
 def watched() -> bool:
-    """Whether a mode sees what is called, other than the one that is a default device."""
+    """Whether a mode other than a default device intercepts calls."""
     from torch.overrides import _get_current_function_mode_stack
     from torch.utils._device import DeviceContext
     from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
@@ -138,7 +144,8 @@ def watched() -> bool:
 
 
 def without_modes() -> AbstractContextManager[Any]:
-    """Inside, no mode sees what is called: fake tensors, Dynamo's, a user's own."""
+    """Returns a context in which no mode intercepts calls, whether for fake tensors, of Dynamo, or
+    the user's own."""
     from torch.utils._python_dispatch import _disable_current_modes
 
     return _disable_current_modes()

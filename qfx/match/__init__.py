@@ -1,1 +1,2 @@
-"""The matmuls of a graph: how they are spelled, what they multiply, what they are called."""
+"""The matmuls of a graph: how they are written, what they multiply, and their names in the
+model."""

@@ -1,4 +1,4 @@
-"""scaled_dot_product_attention: two products of activations with a softmax between.
+"""Matches of scaled_dot_product_attention: two products of activations with a softmax between them.
 
 attention: out = softmax(q [*B, M, D] @ k [*B, N, D].T * scale + mask) @ v [*B, N, E]
 """
@@ -28,7 +28,8 @@ NAMES = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
 
 @dataclass(frozen=True, kw_only=True)
 class Attention(Match):
-    """One attention. Its sizes as those of a matmul: M queries, K = D features, N keys."""
+    """One attention. Its sizes are given as those of a matmul: M queries, K = D features, N
+    keys."""
 
     query: fx.Node
     key: fx.Node
@@ -41,7 +42,7 @@ class Attention(Match):
     k: Size
     n: Size
     dtype: torch.dtype
-    gqa: bool = False  # heads of queries share keys in groups
+    gqa: bool = False  # groups of query heads share keys
 
     @property
     def left(self) -> tuple[fx.Node, View]:
@@ -49,8 +50,8 @@ class Attention(Match):
 
     @property
     def cache(self) -> tuple[Any, ...] | None:
-        """keys, key_scale, values, value_scale, length, block_table, where it reads an int8 cache
-        and says in its mask alone what is hidden."""
+        """The nodes (keys, key_scale, values, value_scale, length, block_table) if the attention
+        reads an int8 cache and only its mask hides keys; otherwise None."""
         keys, values = _of_cache(self.key, _KEYS), _of_cache(self.val, _VALUES)
         if keys is None or values is None or self.causal or keys[2:] != values[2:]:
             return None
@@ -62,7 +63,7 @@ class Attention(Match):
 
 
 def attention(node: fx.Node, arguments: dict[str, Any]) -> Attention | str:
-    """The attention of a node, or why int8 does not serve it."""
+    """Returns the attention of a node, or the reason why int8 does not support it."""
     q, k, v, mask = (arguments.get(name) for name in NAMES[:4])
     values: list[Any] = [value(n) if isinstance(n, fx.Node) else None for n in (q, k, v, node)]
     refusal = _refusal(values, arguments) or _mask_refusal(mask)
@@ -83,7 +84,7 @@ def attention(node: fx.Node, arguments: dict[str, Any]) -> Attention | str:
 
 
 def _of_sources(attention: Attention) -> Attention:
-    """The attention of the keys and values whose heads the graph repeats, if it does."""
+    """Returns the attention on the original keys and values if the graph repeats their heads."""
     (key, groups), (val, same) = repeated(attention.key), repeated(attention.val)
     if attention.gqa or groups == 1 or groups != same or _written(attention, key, val):
         return attention
@@ -91,7 +92,8 @@ def _of_sources(attention: Attention) -> Attention:
 
 
 def _of_cache(node: fx.Node, targets: tuple[Any, ...]) -> tuple[Any, ...] | None:
-    """Codes, scales, length and block table of a call that reads them as floats."""
+    """Returns codes, scales, length and block table of a call that reads a cache as floats, or
+    None."""
     if node.op != "call_function" or node.target not in targets or len(node.args) < 3:
         return None
     table = node.args[4] if len(node.args) > 4 else node.kwargs.get("block_table")
@@ -134,7 +136,8 @@ def _refusal(values: list[Tensor], arguments: dict[str, Any]) -> str | None:
 
 
 def _batches_fit(query: Tensor, key: Tensor, val: Tensor, gqa: bool) -> bool:
-    """Batch axes are known to be alike, or 1; with `gqa`, heads of queries may be in groups."""
+    """Whether the batch axes are known to be equal, or 1. With `gqa`, heads of queries may be in
+    groups."""
     batches = [list(t.shape[:-2]) for t in (query, key, val)]
     if len({len(batch) for batch in batches}) > 1:
         return False

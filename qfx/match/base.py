@@ -1,7 +1,8 @@
-"""Match: what became of one matmul-like node, as a value. Stages ask it, whatever its kind.
+"""Match: the base class of matmul-like nodes and their properties, common to all kinds.
 
-`Site` has a constant operand, `Product` two activations, `Attention` two products with a softmax
-between; `OwnCall` is an operator of ours that the model calls itself, `Unmatched` has a reason.
+`Site` has a constant operand, `Product` has two activations, and `Attention` two products with a
+softmax between them. `OwnCall` is an operator of qfx that the model calls itself, and `Unmatched` a
+node that qfx leaves alone, with the reason.
 """
 
 from __future__ import annotations
@@ -17,24 +18,24 @@ from qfx.graph.capture import device
 from qfx.graph.views import View
 
 Size = int | torch.SymInt
-FLOAT = "float"  # the token of what runs in float
+FLOAT = "float"  # the token of matmuls that run in float
 
 
 @dataclass(frozen=True, kw_only=True)
 class Match:
-    """Its sizes are None where the graph does not say them, `batch` also for a linear. `token`: the
-    scheme that it has whatever is decided, or `float`. `gemm`: then it is one product of int8
-    matrices, whose kernel depends on M."""
+    """One matmul-like node. Sizes are None if the graph does not determine them, and `batch` also
+    for a linear. `token`: the scheme that the node has regardless of decisions, or `float`. `gemm`:
+    whether that scheme makes it one product of int8 matrices, whose kernel depends on M."""
 
     node: fx.Node  # the matmul
-    path: str  # of the module that calls it
+    path: str  # of the calling module
     batch: Size | None = None
     m: Size | None = None
     k: Size | None = None
     n: Size | None = None
     token: str = FLOAT
     gemm: bool = False
-    trains: bool = False  # gradients are recorded here
+    trains: bool = False  # whether gradients are recorded here
 
     @property
     def name(self) -> str:
@@ -42,52 +43,53 @@ class Match:
 
     @property
     def out(self) -> fx.Node:
-        """The last node that belongs to it."""
+        """The last node that belongs to the match."""
         return self.node
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What patterns are matched against."""
+        """The names that patterns are matched against."""
         return (self.path,) if self.path else ()
 
     @property
     def left(self) -> tuple[fx.Node, View] | None:
-        """The activation that is multiplied, and its view to a matrix; None where it is codes."""
+        """The activation that is multiplied, and its view as a matrix; None if the operand is
+        codes."""
         return None
 
     @property
     def weights(self) -> tuple[fx.Node, ...]:
-        """The constants that it multiplies: none of a product of two activations."""
+        """The constants that are multiplied; empty for a product of two activations."""
         return ()
 
     @property
     def float_type(self) -> torch.dtype:
-        """The type of the matmul in float."""
+        """The dtype of the matmul in float."""
         return torch.float32
 
     @property
     def device(self) -> torch.device:
-        """Where it is computed; the CPU where the graph does not say."""
+        """The device of the computation; the CPU if the graph does not determine it."""
         return device(self.left[0] if self.left else self.node)
 
     @property
     def shape(self) -> str:
-        """MxKxN, a batch before them."""
+        """The sizes as MxKxN, preceded by the batch."""
         sizes = "x".join("?" if s is None else str(s) for s in (self.m, self.k, self.n))
         return sizes if self.batch is None else f"{self.batch}*{sizes}"
 
     def recording(self) -> Match:
-        """The same where gradients are recorded."""
+        """Returns the match for a graph in which gradients are recorded."""
         return self
 
     def closed(self, reason: str) -> Match:
-        """The same where, for this reason, nothing may be rewritten."""
+        """Returns the match for a node that must not be rewritten, for this reason."""
         return Unmatched(node=self.node, path=self.path, reason=reason)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Unmatched(Match):
-    """A matmul-like node that is no site, and why."""
+    """A matmul-like node that cannot be rewritten, and the reason."""
 
     reason: str
 

@@ -1,4 +1,4 @@
-"""Matmuls in other clothes: einsum, convolutions without overlap, a weight as the left operand.
+"""Other forms of matmuls: einsum, convolutions without overlap, a weight as the left operand.
 
 Each becomes y = y_view(x_view(x) @ w_view(weight).T + bias), or a reason why it does not.
 """
@@ -20,7 +20,8 @@ from qfx.match.products import Product, einsum_product
 
 @dataclass(frozen=True)
 class Operands:
-    """y_view(x_view(x) @ w_view(right).T + bias), with `right` a constant for a site."""
+    """The operands of y_view(x_view(x) @ w_view(right).T + bias); `right` is a constant for a
+    site."""
 
     x: fx.Node
     right: fx.Node
@@ -31,7 +32,7 @@ class Operands:
 
 
 def is_weight(node: Any) -> bool:
-    """Whether the operand is a constant of the model, through views."""
+    """Whether the operand is a constant of the model, possibly through views."""
     return isinstance(node, fx.Node) and not isinstance(constant_behind(node), str)
 
 
@@ -39,14 +40,14 @@ _SWAP: Step = ("transpose", (-1, -2))
 
 
 def left(node: fx.Node, weight: fx.Node, x: fx.Node) -> Operands | str:
-    """W @ x = (x.T @ W.T).T"""
+    """Parses a weight as the left operand: W @ x = (x.T @ W.T).T"""
     if getattr(value(x), "ndim", 0) < 2:
         return "a weight times a vector"
     return Operands(x, weight, (), None, (_SWAP,), _as_recorded(node, _SWAP))
 
 
 def _as_recorded(node: fx.Node, *steps: Step) -> View:
-    """The steps, and a copy where the graph expects the result to be contiguous."""
+    """Returns the steps, and a copy if the graph expects a contiguous result."""
     recorded = value(node)
     strided = recorded is not None and not recorded.is_contiguous()
     return steps if strided else (*steps, ("contiguous", ()))
@@ -56,7 +57,8 @@ def _as_recorded(node: fx.Node, *steps: Step) -> View:
 
 
 def einsum(node: fx.Node, equation: Any, operands: tuple[Any, ...]) -> Operands | Product | str:
-    """The contractions that are a single matmul, with a weight or of two activations."""
+    """Parses an einsum that is a single matmul, with a weight or of two activations; returns the
+    reason if it is neither."""
     if len(operands) == 1 and isinstance(operands[0], list | tuple):
         operands = tuple(operands[0])
     if len(operands) != 2 or not isinstance(equation, str):
@@ -78,7 +80,8 @@ def einsum(node: fx.Node, equation: Any, operands: tuple[Any, ...]) -> Operands 
 
 
 def _labels(equation: str, operands: tuple[Any, ...]) -> tuple[list[str], str] | str:
-    """A letter for each axis of both operands and of the output; '...' becomes letters too."""
+    """Returns a letter for each axis of both operands and of the output; '...' is replaced by
+    letters."""
     inputs, arrow, output = equation.replace(" ", "").partition("->")
     sides = inputs.split(",")
     if not arrow or len(sides) != 2:
@@ -125,7 +128,8 @@ def _contraction(
 
 
 def _ordered(axes: str, wanted: list[str], flat_from: int) -> View:
-    """Axes in the wanted order, those from `flat_from` on as one."""
+    """Returns a view with the axes in the wanted order; those from `flat_from` on are flattened to
+    one."""
     order = tuple(axes.index(a) for a in wanted)
     view: View = () if order == tuple(range(len(order))) else (("permute", (order,)),)
     view = (T,) if order == (1, 0) else view
@@ -136,7 +140,8 @@ def _ordered(axes: str, wanted: list[str], flat_from: int) -> View:
 
 
 def convolution(node: fx.Node, a: dict[str, Any]) -> Operands | str:
-    """A convolution whose windows do not overlap is a matmul of them: kernel 1, or patches."""
+    """Parses a convolution whose windows do not overlap (kernel size 1, or patches): it is a matmul
+    of the windows."""
     x, weight, bias = a.get("x"), a.get("w"), a.get("bias")
     shape, rank = getattr(value(weight), "shape", None), getattr(value(x), "ndim", None)  # type: ignore[arg-type]
     if shape is None or rank != len(shape):
@@ -170,7 +175,7 @@ def _each(setting: Any, count: int) -> Any:
 
 
 def _windows(kernel: tuple[int, ...], stride: tuple[int, ...]) -> View:
-    """[B, C, *sizes] -> [B, *windows, C * kernel]"""
+    """Returns the view [B, C, *sizes] -> [B, *windows, C * kernel]."""
     spatial = len(kernel)
     if all(n == 1 for n in (*kernel, *stride)):
         return (("movedim", (1, -1)),)

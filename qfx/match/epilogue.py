@@ -1,4 +1,5 @@
-"""Epilogue: bias and activation that follow a matmul along single-user edges become part of it."""
+"""Epilogue: a bias and an activation that are the only user of a matmul's result become part of the
+match."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ _ADDS = (operator.add, torch.add, ".add", torch.ops.aten.add.Tensor)
 
 
 def with_epilogue(site: Site, written: set[fx.Node]) -> Site:
-    """The site with the bias and the activation behind it, as far as they belong to it alone."""
+    """Returns the site including the bias and the activation that follow it and read only its
+    result."""
     grown = _grow_bias(site)
     site = site if grown.bias in written else replace(grown, trains=trains(grown.out))
     if site.trains:  # the gradient of an activation needs its input
@@ -32,7 +34,8 @@ def with_epilogue(site: Site, written: set[fx.Node]) -> Site:
 
 
 def _one_call(v: fx.Node, end: fx.Node) -> str | None:
-    """The activation of `v` that a node is, if it alone reads `v`."""
+    """Returns the name of the activation of `v` that the node `end` computes, if no other node
+    reads `v`."""
     if len(v.users) != 1 or end.args[:1] != (v,):
         return None
     fits = (
@@ -43,7 +46,8 @@ def _one_call(v: fx.Node, end: fx.Node) -> str | None:
 
 
 def _several_calls(v: fx.Node, end: fx.Node) -> str | None:
-    """The activation of `v` whose last call a node is, if its calls alone read `v`."""
+    """Returns the name of the activation of `v` that ends in the call `end`, if only its calls read
+    `v`."""
     fits = (
         name for name, row in ACTIVATIONS.items() for pattern in row.composed
         if pattern.starts_at(end) and pattern.match(end) == {"v": v} and _alone(v, end)
@@ -52,7 +56,8 @@ def _several_calls(v: fx.Node, end: fx.Node) -> str | None:
 
 
 def _alone(v: fx.Node, end: fx.Node) -> bool:
-    """Whether `v`, and what is computed from it up to `end`, has no other reader and no options."""
+    """Whether `v`, and what is computed from it up to `end`, has no other reader and no keyword
+    arguments."""
     inside, todo = {end}, [end]
     while todo:
         sources = {*todo.pop().all_input_nodes} - {v} - inside
@@ -63,20 +68,21 @@ def _alone(v: fx.Node, end: fx.Node) -> bool:
 
 
 def _says(node: fx.Node, settings: Mapping[str, Any]) -> bool:
-    """By name, or as the argument behind the tensor; "none" where it is left out."""
+    """Whether a call has these settings, given by name or as the argument after the tensor; an
+    omitted one counts as "none"."""
     given = node.args[1] if len(node.args) > 1 else "none"
     return all(node.kwargs.get(name, given) == wanted for name, wanted in settings.items())
 
 
 def trains(node: fx.Node) -> bool:
-    """Whether gradients are recorded at the node, or around the body that it stands in."""
+    """Whether gradients are recorded at the node, or around the body that contains it."""
     owner = node.graph.owning_module
     inside = owner is not None and owner.meta.get(RECORDS, False)
     return inside or bool(getattr(value(node), "requires_grad", False))
 
 
 def _grow_bias(site: Site) -> Site:
-    """x @ w + b, b one constant per output feature -> bias."""
+    """Extends x @ w to x @ w + b if b is one constant per output feature: b becomes the bias."""
     add = _only_user(site.out)
     if site.bias is not None or site.y_view or add is None or not calls(add, *_ADDS) or add.kwargs:
         return site

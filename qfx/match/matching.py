@@ -1,4 +1,5 @@
-"""Match: graph -> sites that may become int8, and a reason for every other matmul-like node.
+"""Matching: finds the sites of a graph that may become int8, and a reason for every other
+matmul-like node.
 
 site: out = activation(x_mk @ w_nk.T + bias_n)
 """
@@ -39,9 +40,10 @@ _TRANSFORMED = "inside a torch.func transform, for which the operators have no r
 
 
 def match(gm: fx.GraphModule, prefixes: Mapping[str, str] | None = None) -> tuple[Match, ...]:
-    """Every matmul-like node of `gm` and of the bodies of its higher-order operators, in order.
+    """Returns every matmul-like node of `gm` and of the bodies of its higher-order operators, in
+    order.
 
-    `prefixes`: what `qfx.graph.capture.module_path` completes names with.
+    `prefixes`: completes names, as in `qfx.graph.capture.module_path`.
     """
     link(gm)
     return _matches(gm, prefixes or {})
@@ -92,7 +94,8 @@ def _module_call(gm: fx.GraphModule, node: fx.Node, prefixes: Mapping[str, str])
 
 
 def _takes_a_weight_elsewhere(node: fx.Node) -> bool:
-    """Another library's operator may hold a matmul; ours hold what is int8 already."""
+    """Whether a node calls another library's operator with a weight, so that it may hold a
+    matmul."""
     if not isinstance(node.target, OpOverload | OpOverloadPacket):
         return False
     library = str(node.target).partition(".")[0]
@@ -126,7 +129,8 @@ def _matmul(
 
 
 def _linear(node: fx.Node, parsed: Operands, prefixes: Mapping[str, str]) -> Match | str:
-    """The site of a constant right operand, the product of another one; or why it is neither."""
+    """Returns the site if the right operand is a constant, else the product, or the reason why it
+    is neither."""
     found = constant_behind(parsed.right)
     if isinstance(found, str):
         plain = parsed.w_view == (T,)
@@ -150,7 +154,8 @@ def _linear(node: fx.Node, parsed: Operands, prefixes: Mapping[str, str]) -> Mat
 
 
 def _cut(node: fx.Node, right: fx.Node) -> View:
-    """A weight that was viewed under no_grad gets no gradient through the view."""
+    """Returns a detach step if the weight was viewed under no_grad and thus gets no gradient
+    through the view."""
     silent = without_gradients(node.graph)
     while not is_constant(right):
         if right in silent and node not in silent:
@@ -169,8 +174,8 @@ def _with_shape(site: Site) -> Site:
 
 
 def _shape_nk(site: Site) -> tuple[int, ...] | None:
-    """The shape of the weight behind its view. A symbolic size becomes the number that it is:
-    weights do not grow from call to call, and PyTorch has no views of meta tensors without."""
+    """Returns the shape of the weight after its view. A symbolic size is replaced by its number:
+    weights do not grow between calls, and PyTorch cannot view meta tensors with symbolic sizes."""
     w = value(site.weight)
     if w is None:
         return None
@@ -179,7 +184,7 @@ def _shape_nk(site: Site) -> tuple[int, ...] | None:
 
 
 def _refusal(site: Site, written: set[fx.Node]) -> str | None:
-    """Why a matmul with a constant right operand cannot be int8, or None."""
+    """Returns why a matmul with a constant right operand cannot be int8, or None."""
     w = value(site.weight)
     if why := of_operands({"input": value(site.x), "weight": w}):
         return why

@@ -1,6 +1,6 @@
-"""The smoothing factors of the sites of a captured graph, where it is a module's only one.
+"""Smoothing factors for the sites of a captured graph, as determined for the modules it belongs to.
 
-They are looked up by weight, so what `note_factors` leaves with a graph keeps no tensor alive.
+Factors are looked up by weight, so what `note_factors` stores with a graph keeps no tensor alive.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ _NOTE = "qfx_factors"
 
 @dataclass(frozen=True)
 class GraphFactors:
-    """Of a graph of `module`; `storages` of its inputs, by name. `own`: the graph is the module
-    itself, and its only input is token ids."""
+    """The factors for a graph of `module`. `storages`: the storages of the graph's inputs, by name.
+    `own`: the graph is the module itself, and its only input is token ids."""
 
     module: Callable[[], nn.Module | None]
     storages: Mapping[str, int | None]
     own: bool = False
 
     def of(self, site: Site, parts: Iterable[TokenModule], why_not: WhyNot) -> Factor | str | None:
-        """What x is multiplied and w divided by, [K]; or why that is not done, as words; None where
-        nothing is known of the weight."""
+        """Returns the factors [K] by which x is multiplied and w divided, or the reason why they
+        are not used, or None if nothing is known about the weight."""
         weights = site.weights
         if len(weights) != 1:
             return None
@@ -60,8 +60,9 @@ class GraphFactors:
 
 
 def note_factors(gm: fx.GraphModule, examples: Sequence[Any], here: Surroundings) -> bool:
-    """Notes at the graph which factors its sites may have; whether there are any. Not for one of
-    several modules of a kind, whose graph Dynamo runs for all of them."""
+    """Stores at the graph which factors its sites may have, and returns whether there are any. It
+    stores none for one of several modules of a class, because Dynamo runs its graph for all of
+    them."""
     module = _taking_ids(here)
     if module is None:
         return False
@@ -73,7 +74,8 @@ def note_factors(gm: fx.GraphModule, examples: Sequence[Any], here: Surroundings
 
 
 def note_own_factors(gm: fx.GraphModule) -> None:
-    """The same for a graph that holds its weights, as `qfx.rewrite` is given."""
+    """Stores the factors at a graph that holds its own weights, such as the argument of
+    `qfx.rewrite`."""
     if token_ids_of(gm) is not None:
         gm.meta[_NOTE] = GraphFactors(weakref.ref(gm), {}, own=True)
 
@@ -81,7 +83,8 @@ def note_own_factors(gm: fx.GraphModule) -> None:
 def factors_noted(
     gm: fx.GraphModule, matches: Sequence[Match]
 ) -> Callable[[Site], Factor | str | None]:
-    """What `decide` asks; the model runs, or is compared with its last run, at the first site."""
+    """Returns the function from which `decide` gets the factors of a site. The first call runs the
+    model, or compares it with its last run."""
     noted = gm.meta.get(_NOTE)
     if not isinstance(noted, GraphFactors):
         return lambda site: None
@@ -91,12 +94,14 @@ def factors_noted(
 
 
 def tie_to_modules(here: Surroundings) -> None:
-    """Ties the graph that is compiled to the modules of its frame: another has other factors."""
+    """Ties the graph being compiled to the modules of its frame: other modules have other
+    factors."""
     tie_to_objects([local_source(name) for name in here.locals])
 
 
 def _taking_ids(here: Surroundings) -> nn.Module | None:
-    """The module of the graph, or else the nearest one around it, with a part that takes ids."""
+    """Returns the module of the graph if it has a part that takes token ids, else the nearest such
+    module around it."""
     first = next(iter(here.locals.values()), None)
     around = [m for m in here.running if m is not first] + ([] if first is None else [first])
     if not around or sum(type(m) is type(around[-1]) for m in around[0].modules()) > 1:
@@ -105,7 +110,8 @@ def _taking_ids(here: Surroundings) -> nn.Module | None:
 
 
 def _axis_of_k(view: View) -> int | None:
-    """Which axis of the constant becomes K, where the view is it or its transpose."""
+    """Returns the axis of the constant that becomes K if the view is the constant itself or its
+    transpose, else None."""
     whole = torch.empty(2, 3, dtype=torch.float32, device="meta")
     try:
         seen = apply(view, whole)

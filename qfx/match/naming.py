@@ -1,4 +1,4 @@
-"""Names: what the constants and callers of a captured graph are called in the model."""
+"""Naming: finds the names in the model of the constants and calling modules of a captured graph."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ from qfx.values.select import names_in
 def name_nodes(
     gm: fx.GraphModule, examples: Sequence[Any], here: Surroundings, wanted: Collection[str] = ()
 ) -> None:
-    """Notes at each input of a captured graph what it is called, at each call which module made it.
-    `wanted`: names that the model must have, where it may run inside another.
+    """Stores the name of each input of a captured graph, and the calling module of each call.
 
-    They are told by what they are, not by how the code reaches them; of several names, one by which
-    the code does. What no module of the frame or of the stack has registered keeps Dynamo's name.
+    `wanted`: names that the model must have, because it may run inside another. Objects are
+    identified by identity, not by the expression in the code that reaches them; if an object has
+    several names, one that the code uses is chosen. An object that no module of the frame or of the
+    stack has registered keeps Dynamo's name.
     """
     known, schemes, owner = _registered(here, wanted), _schemes(here.modules), here.owner()
     for node, example in zip(gm.graph.find_nodes(op="placeholder"), examples, strict=True):
@@ -41,8 +42,8 @@ def _note(node: fx.Node, said: Named | None, registered: Sequence[Named] | None)
 
 
 def _registered(here: Surroundings, wanted: Collection[str]) -> dict[int | None, list[Named]]:
-    """The id of each module, parameter and buffer -> its names below the frame's modules, and then
-    in the model."""
+    """Returns, for the id of each module, parameter and buffer, its names relative to the frame's
+    modules and then those in the model."""
     found: dict[int | None, list[Named]] = {}
     for root, module in [*here.named.items(), *(("", m) for m in here.roots(wanted))]:
         for path, part in chain(
@@ -55,13 +56,15 @@ def _registered(here: Surroundings, wanted: Collection[str]) -> dict[int | None,
 
 
 def _schemes(modules: Iterable[nn.Module]) -> dict[int | None, dict[str, Scheme]]:
-    """The id of each module of `qfx.nn` that has a scheme -> what its calls are noted with."""
+    """Returns, for the id of each module of `qfx.nn` that has a scheme, the metadata of its
+    calls."""
     parts = (part for module in modules for part in module.modules())
     having = ((id(part), getattr(part, "scheme", None)) for part in parts)
     return {key: {SCHEME: scheme} for key, scheme in having if isinstance(scheme, Scheme)}
 
 
 def known_names(matches: Iterable[Match], modules: Iterable[nn.Module] = ()) -> set[str]:
-    """Every name a pattern may mean: the graph's own, and those of the modules around it."""
+    """Returns every name that a pattern may refer to: the graph's own, and those of the modules
+    around it."""
     known = {name for m in matches for name in (*m.names, m.name)}
     return known.union(*map(names_in, modules))

@@ -1,5 +1,5 @@
-"""Calls of qfx's own matmul operators that a model makes itself, through the modules and functions
-of `qfx.nn` or by hand: what they compute is decided, and plans and reports say it."""
+"""Calls of qfx's own matmul operators by the model itself, through the modules and functions of
+`qfx.nn` or directly. What they compute is fixed; plans and reports list them."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ _KINDS = {FLOAT: "a float", BINARY: "a 1-bit"}
 
 @dataclass(frozen=True, kw_only=True)
 class OwnCall(Match):
-    """One call. `token`: its scheme as far as the call says it, or `binary`, or `float`; the bits
-    of codes that come from elsewhere are unknown and count as 8."""
+    """One call. `token`: the scheme as far as the call determines it, or `binary`, or `float`. The
+    bits of codes that are computed elsewhere are unknown and count as 8."""
 
-    operand: fx.Node | None  # what is multiplied, where it is no codes
+    operand: fx.Node | None  # the left operand, unless it is codes
     stored: int | None = None  # bytes of the packed weight
 
     @property
@@ -47,7 +47,7 @@ class OwnCall(Match):
 
 
 def own_call(node: fx.Node, path: str) -> OwnCall | None:
-    """None for a node that is no such call."""
+    """Returns the match of a call of qfx's own matmul operators, or None for any other node."""
     row = _ROWS.get(node.target) if node.op == "call_function" else None
     if row is None:
         return None
@@ -66,8 +66,8 @@ def own_call(node: fx.Node, path: str) -> OwnCall | None:
 
 
 class _Says(NamedTuple):
-    """A row says what the calls of one operator mean: the argument that stands left, sizes, the
-    scheme, and whether they are products of int8 matrices where weights have one scale a row."""
+    """The meaning of the calls of one operator: the left operand, the sizes, the scheme, and
+    whether they are products of int8 matrices (provided that weights have one scale per row)."""
 
     left: Callable[[Arguments], Any]
     sizes: Callable[[Tensor | None, Tensor | None, Arguments], Sizes]
@@ -76,7 +76,7 @@ class _Says(NamedTuple):
 
 
 def _by_target(**rows: Any) -> dict[Any, Any]:
-    """Rows by the operator in both forms in which graphs hold it."""
+    """Returns the rows by operator, in both forms in which graphs hold an operator."""
     packets = {name: getattr(torch.ops.qfx, name) for name in rows}
     return {t: rows[name] for name, packet in packets.items() for t in (packet, packet.default)}
 
@@ -88,7 +88,7 @@ def _seen(node: Any) -> Tensor | None:
 
 
 def _stored(a: Arguments) -> int | None:
-    """The bytes of the packed weights, where the call has any."""
+    """Returns the bytes of the packed weights, or None if the call has none or they are unknown."""
     given = a.get("weight", a.get("packed"))
     weights = [_seen(each) for each in (given if isinstance(given, list | tuple) else [given])]
     known = [weight.numel() * weight.element_size() for weight in weights if weight is not None]
@@ -107,7 +107,7 @@ def _linear(x: Tensor | None, y: Tensor | None, a: Arguments) -> Sizes:
 
 
 def _several(x: Tensor | None, y: Tensor | None, a: Arguments) -> Sizes:
-    """As one product by the rows of all weights."""
+    """Returns the sizes of one product with the rows of all weights."""
     rows = [layout.n for layout in _layouts(a)]
     if x is None or not all(isinstance(n, int) for n in rows):
         return _UNKNOWN
@@ -132,7 +132,7 @@ def _attention(q: Tensor | None, y: Tensor | None, a: Arguments) -> Sizes:
 
 
 def _named(node: fx.Node) -> dict[str, Any]:
-    """The arguments of an operator's call by their names in its schema."""
+    """Returns the arguments of an operator's call by their names in its schema."""
     names = [argument.name for argument in schema(node.target).arguments]
     return {**dict(zip(names, node.args, strict=False)), **node.kwargs}
 
@@ -142,7 +142,7 @@ def _layouts(a: Arguments) -> list[Layout]:
 
 
 def _weight(a: Arguments) -> QSpec | str:
-    """The spec that the weights have in common, or `?`."""
+    """Returns the spec that all weights have in common, or `?`."""
     specs = {
         QSpec(said.bits, not said.shift, group=said.scale_group, packed=said.bits != 8)
         for said in _layouts(a)
@@ -151,7 +151,8 @@ def _weight(a: Arguments) -> QSpec | str:
 
 
 def _spec(a: Arguments) -> QSpec:
-    """The spec of an activation, by the arguments of `quantize` or of what quantizes itself."""
+    """Returns the spec of an activation from the arguments of `quantize`, or of an operator that
+    quantizes its own input."""
     code = Code(*a["code"][: len(Code._fields)])
     static = a.get("scale") is not None
     axes = PER_TENSOR if static or code.per_tensor else PER_ROW
@@ -182,12 +183,12 @@ def _of_queries(a: Arguments) -> str:
 
 
 def _codes(a: Arguments) -> Any:
-    """The node of the codes that stand left."""
+    """Returns the node of the codes that are the left operand."""
     return a["codes"][0] if "codes" in a else a["q"] if "q" in a else a["a_q"]
 
 
 def _of_codes(a: Arguments, w: QSpec | str | None = None) -> str:
-    """x as the operator says that made the codes."""
+    """Returns the scheme, taking the spec of x from the operator that computed the codes."""
     operand, w = _codes(a), w or QSpec()
     made: Any = operand.args[0] if operand.target is getitem else operand
     if made.target not in _QUANTIZE:

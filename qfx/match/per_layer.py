@@ -1,6 +1,6 @@
-"""Apart: what Dynamo compiles for one layer and would run for all that are like it, where a graph
-break makes each a frame of its own, is compiled for each where the configuration tells them apart.
-"""
+"""Compilation per layer. With a graph break in each layer, Dynamo compiles one layer and runs the
+result for all similar layers. If the configuration treats the layers differently, each is compiled
+by itself."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ def compile_per_layer(matches: Sequence[Match], config: Config, here: Surroundin
 
 
 def capture_per_layer(gm: fx.GraphModule) -> None:
-    """Ties it to the inputs whose names are not relative to a module of the frame, whose layer
-    could not be told when the graph runs."""
+    """Ties the captured graph to the inputs whose names are not relative to a module of the frame:
+    the layer they belong to could not be identified when the graph runs."""
     inputs = gm.graph.find_nodes(op="placeholder")
     tie_to_objects([source(n) for n in inputs if NAMED in n.meta and not n.meta[NAMED].root])
 
 
 def _modules(matches: Sequence[Match], config: Config, here: Surroundings) -> Iterator[Any]:
-    """Dynamo's sources of the frame's modules. Its limit of recompilations holds for each module by
-    itself where this guard tells them apart."""
+    """Yields Dynamo's sources of the frame's modules. With this guard, Dynamo's limit on
+    recompilations applies to each module separately."""
     around = here.roots(config.recipe_names)
     for name, module in here.locals.items():
         root, path = place(module, around)
@@ -44,7 +44,7 @@ def _modules(matches: Sequence[Match], config: Config, here: Surroundings) -> It
 
 
 def _weights(matches: Sequence[Match], config: Config, here: Surroundings) -> Iterator[Any]:
-    """Those of the weights that the frame has otherwise than through its modules."""
+    """Yields Dynamo's sources of the weights that the frame does not reach through its modules."""
     around = here.roots(config.recipe_names)[:1]
     known = [item for module in around for item in module.named_parameters()]
     for site, weight in ((s, w) for s in of_kind(matches, Site) for w in s.weights):

@@ -1,4 +1,4 @@
-"""Products of two activations: attention scores and values, whatever multiplies two results.
+"""Products of two activations, for example attention scores and values.
 
 product: out = y_view(a_view(a) [*B, M, K] @ b_view(b) [*B, N, K].T)
 """
@@ -56,7 +56,8 @@ def product(
     views: tuple[View, View, View] = ((), (_SWAP,), ()),
     added: fx.Node | None = None,
 ) -> Product | str:
-    """a @ b (+ added) for matmul's arguments, or why int8 does not serve it."""
+    """Returns a @ b (+ added) for the arguments of matmul, or the reason why int8 does not support
+    it."""
     values: list[Any] = [value(n) if isinstance(n, fx.Node) else None for n in (a, b, node)]
     x, w, y = values
     what = "a matmul of two activations"
@@ -76,7 +77,8 @@ def product(
 
 
 def einsum_product(node: fx.Node, equation: str, a: Any, b: Any) -> Product | str:
-    """An einsum of two activations that is a batched matmul: one axis of rows, columns and sums."""
+    """Parses an einsum of two activations that is a batched matmul: one axis each of rows, columns
+    and sums."""
     inputs, arrow, out = equation.replace(" ", "").partition("->")
     sides = inputs.split(",")
     if not arrow or len(sides) != 2 or "." in equation:
@@ -110,7 +112,7 @@ def _size(axes: str, operand: Any, axis: str) -> Size | None:
 
 
 def added_product(node: fx.Node, arguments: dict[str, Any]) -> Product | str:
-    """baddbmm(added, a, b, beta, alpha)"""
+    """Parses baddbmm(added, a, b, beta, alpha)."""
     found = product(node, arguments["x"], arguments["w"], "")
     alpha, beta = arguments.get("alpha", 1), arguments.get("beta", 1)
     if isinstance(found, str):

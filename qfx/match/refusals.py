@@ -1,4 +1,4 @@
-"""Refusals: why matmuls of these operands stay float, whatever kind of match they would be."""
+"""Refusals: reasons why matmuls of certain operands stay float, common to all kinds of match."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from qfx.values.floats import short, unserved_type
 
 
 def of_operands(operands: Mapping[str, Any]) -> str | None:
-    """The first fault of operands by their names, None where the graph does not know them."""
+    """Returns the first fault of the operands, given by name (None if unknown to the graph), or
+    None."""
     for what, tensor in operands.items():
         if tensor is not None and (why := _fault(tensor)):
             return f"the {what} is {why}"
@@ -31,7 +32,8 @@ def _fault(tensor: Any) -> str | None:
 
 
 def of_activations(what: str, operands: Mapping[str, Any], result: Any) -> str | None:
-    """Of a match without a constant operand, `what` in words."""
+    """Returns the reason why a match without a constant operand, called `what`, stays float, or
+    None."""
     tensors = (*operands.values(), result)
     if not all(isinstance(t, Tensor) for t in tensors):
         return f"{what} whose shapes are not known"

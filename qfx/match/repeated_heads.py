@@ -1,4 +1,4 @@
-"""Repeated: the tensor whose heads a node repeats, as models write attention of shared keys.
+"""Repeated heads: finds the tensor whose heads a node repeats, as models do if queries share keys.
 
 x[:, :, None].expand(-1, -1, G, -1, -1).reshape(B, H * G, N, D)   and   x.repeat_interleave(G, 1)
 """
@@ -14,7 +14,7 @@ from torch import Tensor, fx
 from qfx.graph.capture import value
 from qfx.host.tensors import statically
 
-# As Dynamo writes them, and as export does.
+# The first spellings are Dynamo's, those of aten are export's.
 aten = torch.ops.aten
 _JOINS: tuple[Any, ...] = ("reshape", "view", "flatten", torch.reshape, torch.flatten)
 _JOINS += (aten.reshape.default, aten.view.default, aten.flatten.using_ints)
@@ -25,8 +25,8 @@ _INTERLEAVES = ("repeat_interleave", torch.repeat_interleave, aten.repeat_interl
 
 
 def repeated(node: fx.Node) -> tuple[fx.Node, int]:
-    """(x [*B, H, N, D], G) for a node [*B, H * G, N, D] with each head of x G times in a row; for
-    others the node itself and 1."""
+    """Returns (x [*B, H, N, D], G) for a node [*B, H * G, N, D] that has each head of x G times in
+    a row; for any other node the node itself and 1."""
     x = _behind_interleave(node) or _behind_views(node)
     if x is None:
         return node, 1
@@ -37,7 +37,7 @@ def repeated(node: fx.Node) -> tuple[fx.Node, int]:
 
 
 def forget(node: fx.Node, source: fx.Node) -> None:
-    """Erases the nodes that repeated `source`, as far as nobody else reads them."""
+    """Erases the nodes that repeated `source`, unless another node reads them."""
     while node is not source and not node.users:
         before = node.args[0]
         assert isinstance(before, fx.Node)
@@ -74,7 +74,8 @@ def _behind_views(node: fx.Node) -> fx.Node | None:
 
 
 def _source(node: fx.Node, targets: tuple[Any, ...]) -> fx.Node | None:
-    """What a call of one of these reads first, both tensors with at least three axes."""
+    """Returns the first argument of a call of one of `targets`, if it and the result are tensors
+    with at least three axes."""
     if node.op not in ("call_function", "call_method") or node.target not in targets:
         return None
     source = node.args[0] if node.args else None
@@ -85,7 +86,7 @@ def _source(node: fx.Node, targets: tuple[Any, ...]) -> fx.Node | None:
 
 
 def _plain(node: fx.Node) -> bool:
-    """Not an index that selects."""
+    """Whether a node does not index, or indexes without selecting elements."""
     if node.target is not operator.getitem:
         return True
     index = node.args[1]

@@ -1,4 +1,4 @@
-"""Which matmuls of a graph a `Config` means: their recipes, what tells them apart."""
+"""Selection: which matmuls of a graph a `Config` refers to, their recipes and their keys."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from qfx.values.site_recipe import PinnedProduct, SiteRecipe
 def decides_on_module(
     config: Config, matches: Iterable[Match], path: str, others: Iterable[str]
 ) -> bool:
-    """Whether what the module at `path` multiplies would be decided otherwise under another
-    path."""
+    """Whether the configuration would decide differently on the matmuls of the module at `path` if
+    it had one of the paths `others`."""
     if config.by_name:
         pinned = config.recipe is not None and config.recipe.pinned is not None
         return any(m.weights or (pinned and isinstance(m, _OF_ACTIVATIONS)) for m in matches)
@@ -35,15 +35,16 @@ def decides_on_module(
 
 
 def decides_on_weight(config: Config, site: Site, others: Iterable[str]) -> bool:
-    """The same for the weight of a site, and the names of others."""
+    """Whether the configuration would decide differently on a site if its weight had one of the
+    names `others`."""
     here = left_out(config, site.names)
     called = ((other, other.rpartition(".")[0]) if site.path else (other,) for other in others)
     return config.by_name or any(left_out(config, candidates) != here for candidates in called)
 
 
 def why_apart(config: Config, site: Site) -> str | None:
-    """Why one body cannot serve all layers that call it, or None: the configuration decides on
-    their weights differently."""
+    """Returns why one body cannot serve all layers that call it: the configuration decides
+    differently on their weights. Returns None if it can."""
     numbers = {s.name: _numbers(s) for s in config.recipe.sites} if config.recipe else {}
     left = left_out(config, site.names)
     by_pattern = (o for o in site.others if left_out(config, (o, o.rpartition(".")[0])) != left)
@@ -53,7 +54,7 @@ def why_apart(config: Config, site: Site) -> str | None:
 
 
 def _numbers(recipe: SiteRecipe) -> SiteRecipe:
-    """Without what says where it belongs and how well it does."""
+    """Returns the recipe without its place in the model and its measured quality."""
     return replace(recipe, name="", call=0, sqnr_db=None, reason="", divergence=None)
 
 
@@ -64,7 +65,7 @@ def _moved(candidates: Sequence[str], path: str, other: str) -> list[str]:
 
 
 def recipes(recipe: Recipe | None, matches: Sequence[Match]) -> dict[fx.Node, SiteRecipe]:
-    """The recipe of each site it names, by the site's matmul.
+    """Returns the recipe of each site that `recipe` names, by the site's matmul.
 
     Raises ValueError for a site that has another N or K in the model.
     """
@@ -89,7 +90,8 @@ _OF_ACTIVATIONS = (Product, Attention)
 
 
 def keyed_products(matches: Iterable[Match]) -> Iterator[tuple[tuple[str, int], Match]]:
-    """Products and attentions, with what tells them apart: a name, and which of that name it is."""
+    """Yields products and attentions with their keys: a name, and the index among those of that
+    name."""
     calls = Counter[str]()
     for m in matches:
         if isinstance(m, _OF_ACTIVATIONS):
@@ -98,6 +100,7 @@ def keyed_products(matches: Iterable[Match]) -> Iterator[tuple[tuple[str, int], 
 
 
 def pinned(recipe: Recipe | None, matches: Sequence[Match]) -> dict[fx.Node, PinnedProduct]:
-    """What was decided of the products and attentions it names, by their node."""
+    """Returns the pinned decisions on the products and attentions that `recipe` names, by their
+    node."""
     given = {(p.name, p.call): p for p in (recipe and recipe.pinned) or ()}
     return {m.node: given[key] for key, m in keyed_products(matches) if key in given}

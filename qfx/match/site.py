@@ -15,21 +15,22 @@ from qfx.match.base import Match
 
 @dataclass(frozen=True, kw_only=True)
 class Site(Match):
-    """out = y_view(activation(x_view(x) @ view(weight).T + bias))"""
+    """A matmul out = y_view(activation(x_view(x) @ view(weight).T + bias)) with a constant
+    weight."""
 
     x: fx.Node
     weight: fx.Node  # the constant itself
-    view: View  # of the constant, to [N, K]
+    view: View  # from the constant to [N, K]
     bias: fx.Node | None = None
     activation: str = "none"
     k: int | None = None
     n: int | None = None
     out_dtype: torch.dtype | None = None
     parameter: str = ""
-    others: tuple[str, ...] = ()  # the parameters that the body is given by its other calls
-    x_view: View = ()  # of x, to [..., K]
-    y_view: View = ()  # of the matmul's [..., N], to what the node returns
-    end: fx.Node | None = None  # the last node of its epilogue, if it has one
+    others: tuple[str, ...] = ()  # the parameters that other calls of the body pass instead
+    x_view: View = ()  # from x to [..., K]
+    y_view: View = ()  # from the matmul's [..., N] to the node's result
+    end: fx.Node | None = None  # the last node of the epilogue, if there is one
 
     @property
     def out(self) -> fx.Node:
@@ -37,14 +38,14 @@ class Site(Match):
 
     @property
     def names(self) -> tuple[str, ...]:
-        # a tied weight has one name, but is also what the calling module calls it
+        # a tied weight has one name, but the calling module's own name for it also counts
         called = f"{self.path}.{self.parameter.rpartition('.')[2]}" if self.path else ""
         return tuple(n for n in (self.path, self.parameter, called) if n)
 
     @property
     def alike(self) -> tuple[str, ...]:
-        """Its names in the other calls of its body, where it is called as the module that holds its
-        weight is."""
+        """The site's names in the other calls of its body, if the calling module is the one that
+        holds the weight."""
         owners = [p.rpartition(".")[0] for p in (self.parameter, *self.others)]
         return tuple(owners[1:]) if owners[0] == self.path else ()
 
@@ -65,7 +66,8 @@ class Site(Match):
 
     @property
     def repacked(self) -> str:
-        """Why its weight is packed at every call although it does not train; "" where it is not."""
+        """The reason why the weight is packed at every call although it does not train; "" if it is
+        not."""
         reasons = (root.meta.get(REPACKED, "") for root in self.weights)
         return "" if self.weight_trains else next(filter(None, reasons), "")
 
@@ -79,5 +81,6 @@ class Site(Match):
 
 
 def _constant(node: fx.Node) -> Any:
-    """The constant itself where the graph holds it: recorded values may be without gradients."""
+    """Returns the constant itself if the graph holds it, because recorded values may lack
+    gradients."""
     return attribute(node) if node.op == "get_attr" else value(node)

@@ -1,7 +1,7 @@
-"""The ways a graph can spell a matmul, each normalised to one form.
+"""The ways in which a graph can express a matmul, each normalized to one form.
 
-A row says: these targets, with these argument names, are `act(x @ W + bias)` with these operands,
-or a reason why qfx leaves the node alone. Nothing here edits a graph.
+A row says that calls of these targets, with these argument names, are `act(x @ W + bias)` with
+these operands, or gives a reason why qfx leaves the node alone. Nothing here edits a graph.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ Parse = Callable[[fx.Node, Arguments], Operands | Match | str]
 
 @dataclass(frozen=True)
 class Spelling:
-    """One row: call targets (functions, `.name` for a tensor method) and their argument names."""
+    """One row: call targets (functions, or `.name` for a tensor method) and their argument
+    names."""
 
     targets: tuple[Any, ...]
     names: tuple[str, ...]
@@ -99,7 +100,7 @@ _FUSED += (torch.chain_matmul, torch.linalg.multi_dot, torch.addmv)
 _FUSED += (F.conv_transpose1d, F.conv_transpose2d, torch.outer, torch.kron, torch.vdot, torch.cdist)
 _FUSED += (F.conv_transpose3d, torch.ger, torch.addr, torch.linalg.vecdot)
 _FUSED += (".inner", ".mv", ".dot", ".addmv", ".addbmm", ".addmm_", ".outer", ".ger", ".addr")
-_IN_ATEN = (  # the same in exported graphs
+_IN_ATEN = (  # the same operators in exported graphs
     "inner tensordot addbmm mv dot outer ger addr kron vdot cdist bilinear chain_matmul addmv "
     "linalg_multi_dot linalg_vecdot conv_transpose1d conv_transpose2d conv_transpose3d gru lstm "
     "rnn_tanh rnn_relu gru_cell lstm_cell rnn_tanh_cell rnn_relu_cell"
@@ -147,7 +148,7 @@ ROWS = (
 )
 TABLE = {target: row for row in ROWS for target in row.targets}
 assert len(TABLE) == sum(len(set(row.targets)) for row in ROWS), "a call stands in two rows"
-# What the callables name their operands, in our words.
+# The callables' names for their operands -> ours.
 _SYNONYMS = {
     "input": "x",
     "self": "x",
@@ -164,13 +165,15 @@ _ADDMM_SYNONYMS = {**_SYNONYMS, "input": "bias", "self": "bias"}
 def register_matmul(
     target: Any, names: tuple[str, ...] = ("x", "w", "bias"), *, weight: str = "nk"
 ) -> None:
-    """Tells qfx that calls of `target` are linears, so that they can become int8.
+    """Declares that calls of `target` are linears, so that they can become int8.
+
+        qfx.register_matmul(torch.ops.library.linear, ("x", "w", "bias"))
 
     `target`: a function that Dynamo leaves in the graph, such as an operator of another library,
-    `torch.ops.library.name`, all its overloads. `names`: what its arguments are, in order: "x"
-    [..., K], "w" and perhaps "bias" [N]. `weight`: the layout of w, "nk" for x @ w.T, "kn" for
-    x @ w. The call must compute just that. Raises ValueError for other names, and for a target
-    that qfx knows already.
+    `torch.ops.library.name`, with all its overloads. `names`: the meaning of its arguments, in
+    order: "x" [..., K], "w" and optionally "bias" [N]. `weight`: the layout of w, "nk" for x @ w.T,
+    "kn" for x @ w. The call must compute exactly this. Raises ValueError for other names, and for a
+    target that is already registered.
     """
     if sorted(names) not in (["w", "x"], ["bias", "w", "x"]) or weight not in ("nk", "kn"):
         raise ValueError(
@@ -191,14 +194,14 @@ def register_matmul(
 
 
 def spelling(node: fx.Node) -> Spelling | None:
-    """The row that describes the node, None when it is no matmul."""
+    """Returns the row that describes the node, or None if it is no matmul."""
     if node.op == "call_method":
         return TABLE.get(f".{node.target}")
     return TABLE.get(node.target) if node.op == "call_function" else None
 
 
 def operands(node: fx.Node, row: Spelling) -> Operands | Match | str:
-    """The operands of a matmul-like node, or the reason why it stays as it is."""
+    """Returns the operands of a matmul-like node, or the reason why it stays as it is."""
     synonyms = _ADDMM_SYNONYMS if row.names is _ADDMM else _SYNONYMS
     arguments = dict(zip(row.names, node.args, strict=False))
     for name, argument in node.kwargs.items():

@@ -1,8 +1,8 @@
-"""What a captured graph computes from token ids alone.
+"""Token flow: what a captured graph computes from token ids alone.
 
-Factors without data describe a part of a model that is given token ids. A graph may give it
-something else: embeddings as an input, or what another part makes of an image. Floats that are only
-attended to (a cache of keys and values, a mask) do not count.
+Smoothing factors without data describe a part of a model whose input is token ids. A graph may pass
+it something else: embeddings as an input, or what another part computes from an image. Floats that
+are only attended to (a cache of keys and values, a mask) do not count.
 """
 
 from __future__ import annotations
@@ -21,14 +21,15 @@ from qfx.match.base import Match
 from qfx.match.products import Product
 from qfx.match.site import Site
 
-_LOOKUPS = ("embedding", "embedding.default")  # F.embedding, torch.embedding; aten's
+_LOOKUPS = ("embedding", "embedding.default")  # F.embedding and torch.embedding; aten's
 _ATTENTIONS = ("scaled_dot_product_attention",)
-_INPUT, _COMPUTED = 1, 2  # a float input of the graph; what a matmul makes of one
+_INPUT, _COMPUTED = 1, 2  # a float input of the graph; the result of a matmul with one
 
 
 class Origin(NamedTuple):
-    """What a node is computed from. `ids`: an integer input of the graph. `tables`: the storages of
-    the embeddings in which such inputs were looked up. `floats`: 0, or `_INPUT` or `_COMPUTED`."""
+    """The inputs from which a node is computed. `ids`: an integer input of the graph. `tables`: the
+    storages of the embeddings in which such inputs were looked up. `floats`: 0, or `_INPUT` or
+    `_COMPUTED`."""
 
     ids: bool = False
     tables: frozenset[int | None] = frozenset()
@@ -45,10 +46,10 @@ _NOTHING = Origin()
 def why_not_from_ids(
     gm: fx.GraphModule, matches: Sequence[Match], storages: Mapping[str, int | None]
 ) -> Callable[[Site, int | None], str]:
-    """A function (site, storage of an embedding) -> why the site's activation is not computed from
-    ids that are looked up in this embedding alone; '' where it is.
+    """Returns a function (site, storage of an embedding) -> the reason why the site's activation is
+    not computed from ids looked up in this embedding alone, or ''.
 
-    `storages`: of the inputs of the graph, by name.
+    `storages`: the storages of the graph's inputs, by name.
     """
     flow = _Flow({m.node: m for m in matches}, storages)
     while flow.sweep(gm):
@@ -64,8 +65,8 @@ def why_not_from_ids(
 
 
 class _Flow:
-    """The origins of all nodes of a graph and of its bodies, found in as many sweeps as it takes:
-    a node that is written in place, and a body that is called twice, have several."""
+    """The origins of all nodes of a graph and of its bodies. They are found by repeated sweeps: a
+    node that is written in place, and a body that is called twice, have several origins."""
 
     def __init__(
         self, matches: Mapping[fx.Node, Match], storages: Mapping[str, int | None]
@@ -74,7 +75,7 @@ class _Flow:
         self.origins: dict[fx.Node, Origin] = {}
 
     def sweep(self, gm: fx.GraphModule, outermost: bool = True) -> bool:
-        """Whether an origin has grown."""
+        """Updates all origins once and returns whether one has grown."""
         bodies, grown = {call.node: call for call in calls(gm)}, False
         for node in gm.graph.nodes:
             found = _of_input(node) if outermost and node.op == "placeholder" else self._of(node)
@@ -122,7 +123,8 @@ class _Flow:
 
 
 def _of_input(node: fx.Node) -> Origin:
-    """A scalar tells no channels apart, and parameters and buffers are the model's own."""
+    """Returns the origin of a graph input. A scalar does not distinguish channels, and parameters
+    and buffers belong to the model, so neither counts."""
     recorded = value(node)
     if is_constant(node) or not isinstance(recorded, Tensor) or not recorded.ndim:
         return _NOTHING
@@ -148,14 +150,14 @@ def _attends(node: fx.Node) -> bool:
 
 
 def _table(node: fx.Node) -> fx.Node | None:
-    """The constant that the node looks ids up in."""
+    """Returns the constant in which the node looks ids up, or None."""
     if _name(node) not in _LOOKUPS:
         return None
     return next(filter(is_constant, node.all_input_nodes), None)
 
 
 def _bases(node: fx.Node) -> list[fx.Node]:
-    """The node, and what it is a view of."""
+    """Returns the node and the nodes of which it is a view."""
     found, storage = [node], _recorded_storage(node)
     while node.op in ("call_function", "call_method") and node.args:
         first = node.args[0]

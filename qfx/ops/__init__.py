@@ -1,5 +1,5 @@
-"""The operators `torch.ops.qfx.*`. C++ owns schemas and kernels; here stand, per operator, its
-reference (the definition), its fake implementation and its gradient."""
+"""The operators `torch.ops.qfx.*`. C++ owns schemas and kernels. This package contains, for each
+operator, its reference (the definition), its fake implementation and its gradient."""
 
 import sys
 

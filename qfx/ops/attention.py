@@ -1,6 +1,6 @@
 """int8_attention: softmax(q k^T) v with both products in int8. Reference, fake, gradient.
 
-docs/numerics.md (A1) to (A6).
+See docs/numerics.md (A1) to (A6).
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from qfx.ops.heads import added, batch_of, matched
 from qfx.ops.quantize import SMALLEST_SCALE, quantize, rotate
 from qfx.ops.registry import fake, no_gradient, reference
 
-PROBABILITY_MAX = 65535  # of the integers that stand for probabilities
-SMALLEST_WEIGHT = -60.0  # its logarithm
+PROBABILITY_MAX = 65535  # the largest integer that represents a probability
+SMALLEST_WEIGHT = -60.0  # x = t - top below this counts as -inf: the weight is 0
 SMALLEST_TOP = 2.0**-100
 
 
@@ -30,10 +30,10 @@ def int8_attention(
     causal: bool,
     out_dtype: torch.dtype,
 ) -> Tensor:
-    """q [*B, M, D], k [*B, N, D], v [*B, N, E] -> out_dtype [*B, M, E].
+    """Computes attention in int8: q [*B, M, D], k [*B, N, D], v [*B, N, E] -> out_dtype [*B, M, E].
 
-    Batch axes broadcast; k and v may have fewer heads (the last of *B) than q, each of which serves
-    as many consecutive ones of q. `mask`: float32, added to the scores, or bool, whether a key
+    Batch axes broadcast. k and v may have fewer heads (the last of *B) than q; each head then
+    serves consecutive heads of q. `mask`: float32, added to the scores, or bool, whether a key
     counts; broadcasts to [*B, M, N]. `causal`: row m sees the keys 0..m. A row that sees no key is
     0.
     """
@@ -73,8 +73,8 @@ def _codes(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _centered(k: Tensor, seen: Tensor) -> Tensor:
-    """k less the mean of the keys that all rows of a head see, summed in their order, if they see
-    the same. (A2)"""
+    """Subtracts from k the mean of the keys that the rows of a head see, summed in order, if all
+    rows see the same keys. (A2)"""
     row = seen[..., :1, :].mT
     alike = (seen == row.mT).all((-1, -2), keepdim=True) & row.any(-2, keepdim=True)
     total = k.new_zeros(*k.shape[:-2], 1, k.shape[-1])

@@ -1,6 +1,6 @@
 """attention_decode, attention_append: float attention of a query. Reference, fake, gradient.
 
-docs/numerics.md (A7) to (A9).
+See docs/numerics.md (A7) to (A9).
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ def attention_decode(
     causal: bool,
     out_dtype: torch.dtype,
 ) -> Tensor:
-    """q [*B, M, D], k [*B, N, D], v [*B, N, E] -> out_dtype [*B, M, E]; exact, then rounded, and
-    operators within the bound of (A9).
+    """Computes attention in float: q [*B, M, D], k [*B, N, D], v [*B, N, E] -> out_dtype [*B, M,
+    E]. The reference is exact, then rounded; operators are within the bound of (A9).
 
-    Batch axes, mask and `causal` as those of int8_attention. A row that sees no key is 0.
+    Batch axes, mask and `causal` are as in int8_attention. A row that sees no key is 0.
     """
     q, k, v = matched(q, k, v)
     m, n = q.shape[-2], k.shape[-2]
@@ -68,8 +68,8 @@ def attention_append(
     causal: bool,
     out_dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """attention_decode behind a past, past_k [*B, P, D] and past_v [*B, P, E]: its result, the keys
-    [*B, P + R, D] and the values [*B, P + R, E]."""
+    """Computes attention_decode after a past, past_k [*B, P, D] and past_v [*B, P, E]. Returns its
+    result, the keys [*B, P + R, D] and the values [*B, P + R, E]."""
     keys, values = torch.cat([past_k, k], -2), torch.cat([past_v, v], -2)
     return attention_decode(q, keys, values, mask, scale, causal, out_dtype), keys, values
 

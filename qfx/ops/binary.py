@@ -1,15 +1,20 @@
 """binary_pack, binary_mm, binary_linear: the 1-bit product. Reference, fake, gradient.
 
 Layout K32N32, version 2, one flat int8 tensor:
-    header 64 bytes: b"QFXB", u32 version, u32 layout, u32 0, i64 N, i64 K, i64 0, and as the header
-        of pack_weight the checksum of what follows, u64 0 and its own
+
+    header 64 bytes: b"QFXB", u32 version, u32 layout, u32 0, i64 N, i64 K, i64 0, and as in the
+        header of pack_weight the checksum of the contents, u64 0 and the header's own checksum
     blocks uint32 [Np/32, Kp/32, 32], zero padded     Np, Kp are N, K rounded up to 32
+
     (W[n, k] >= 0) = blocks[n // 32, k // 32, n % 32] >> (k % 32) & 1
 
-On CUDA, where a header could not be read without waiting for the GPU, another one, of which sizes
-say everything (csrc/cuda/gemm/bits_layout.h), zero padded:
+CUDA has another layout, because a header could not be read without waiting for the GPU. There the
+sizes determine everything (csrc/cuda/gemm/bits_layout.h), zero padded:
+
     set int32 [N4], bits uint32 [N, Kp/32]     N4 = N rounded up to 4, Kp = K rounded up to 128
+
     (W[n, k] >= 0) = bits[n, k // 32] >> (k % 32) & 1,  set[n] = sum_k (W[n, k] >= 0)
+
 Equations: docs/numerics.md (H1).
 """
 
@@ -36,19 +41,19 @@ def _padded(n: int, k: int) -> tuple[int, int]:
 
 
 def packed_size(n: int, k: int) -> int:
-    """Bytes of a packed [n, k] weight."""
+    """Returns the bytes of a packed [n, k] weight."""
     n_padded, k_padded = _padded(n, k)
     return HEADER_BYTES + n_padded * k_padded // 8
 
 
 def _signs(t: Tensor) -> Tensor:
-    """+1 where t >= 0, -0.0 included, and -1 elsewhere, NaN included. (H1)"""
+    """Returns +1 where t >= 0, -0.0 included, and -1 elsewhere, NaN included. (H1)"""
     return 2 * (t >= 0).double() - 1
 
 
 @reference
 def binary_pack(w: Tensor) -> Tensor:
-    """w [N, K] of any float type or int8 -> the layout above."""
+    """Packs w [N, K] of any float dtype or int8 into the layout above."""
     n, k = w.shape
     n_padded, k_padded = _padded(n, k)
     bits = F.pad((w >= 0).to(torch.uint8), (0, k_padded - k, 0, n_padded - n))
@@ -60,12 +65,12 @@ def binary_pack(w: Tensor) -> Tensor:
 
 
 def cuda_packed_size(n: int, k: int) -> int:
-    """Bytes of a packed [n, k] weight on CUDA."""
+    """Returns the bytes of a packed [n, k] weight on CUDA."""
     return 4 * (-(-n // CUDA_COLUMNS) * CUDA_COLUMNS) + n * -(-k // CUDA_GROUP) * CUDA_GROUP // 8
 
 
 def cuda_binary_pack(w: Tensor) -> Tensor:
-    """binary_pack as it is on CUDA, of w on any device."""
+    """Packs w, on any device, into the layout of binary_pack on CUDA."""
     n, k = w.shape
     octets = -(-k // CUDA_GROUP) * CUDA_GROUP // 8
     bits = F.pad((w >= 0).to(torch.uint8), (0, -k % CUDA_GROUP)).reshape(n, octets, 8)
@@ -81,7 +86,7 @@ def _(w: Tensor) -> Tensor:
 
 
 def unpacked_signs(packed: Tensor, n: int, k: int) -> Tensor:
-    """What binary_pack keeps of a weight: +1 or -1, float64 [n, k]."""
+    """Returns the signs stored by binary_pack: +1 or -1, float64 [n, k]."""
     n_padded, k_padded = _padded(n, k)
     words = packed[HEADER_BYTES:].reshape(n_padded // PANEL, k_padded // GROUP, PANEL, 4, 1)
     bits = (words >> torch.arange(8, dtype=torch.int8, device=packed.device)) & 1
@@ -89,8 +94,8 @@ def unpacked_signs(packed: Tensor, n: int, k: int) -> Tensor:
 
 
 def octets_of(packed: Tensor, n: int, k: int) -> Tensor:
-    """The signs that binary_pack keeps of a weight [n, k], of either layout, as uint8 [n, k / 8],
-    rounded up: bit k % 8 of byte k // 8 says that w_nk >= 0."""
+    """Returns the signs of a packed weight [n, k], of either layout, as uint8 [n, k / 8], rounded
+    up: bit k % 8 of byte k // 8 is 1 if w_nk >= 0."""
     if packed.device.type == "cuda":
         return cuda_octets_of(packed, n, k)
     n_padded, k_padded = _padded(n, k)
@@ -100,27 +105,28 @@ def octets_of(packed: Tensor, n: int, k: int) -> Tensor:
 
 
 def cuda_octets_of(packed: Tensor, n: int, k: int) -> Tensor:
-    """octets_of the layout on CUDA, on any device."""
+    """Returns octets_of for the layout on CUDA, on any device."""
     counts = 4 * (-(-n // CUDA_COLUMNS) * CUDA_COLUMNS)
     octets = packed[counts:].view(torch.uint8)
     return octets.reshape(n, -(-k // CUDA_GROUP) * CUDA_GROUP // 8)[:, : -(-k // 8)].contiguous()
 
 
 def signs_of(octets: Tensor, k: int) -> Tensor:
-    """uint8 [n, k / 8], rounded up -> +1 or -1, int8 [n, k]."""
+    """Converts uint8 [n, k / 8], rounded up, to +1 or -1, int8 [n, k]."""
     places = torch.arange(8, dtype=torch.uint8, device=octets.device)
     bits = (octets[:, :, None] >> places) & 1
     return 2 * bits.reshape(octets.shape[0], -1)[:, :k].to(torch.int8) - 1
 
 
 def packed_octets(octets: Tensor, k: int) -> Tensor:
-    """What binary_pack makes of a weight [n, k] of which octets_of has these."""
+    """Packs the signs that octets_of returned for a weight [n, k]."""
     return torch.ops.qfx.binary_pack(signs_of(octets, k))  # type: ignore[no-any-return]
 
 
 @reference
 def binary_mm(x: Tensor, packed: Tensor, n: int) -> Tensor:
-    """sum_k sign(x[m, k]) sign(w[n, k]), exact: x [..., K] float -> int32 [..., n]. (H1)"""
+    """Computes sum_k sign(x[m, k]) sign(w[n, k]) exactly: x [..., K] float -> int32 [..., n].
+    (H1)"""
     rows = _signs(x).reshape(x.shape[:-1].numel(), x.shape[-1])
     sums = rows @ unpacked_signs(packed, n, x.shape[-1]).t()
     return sums.int().reshape(*x.shape[:-1], n)
@@ -140,10 +146,8 @@ def binary_linear(
     activation: str,
     out_dtype: torch.dtype,
 ) -> Tensor:
-    """dequantize(binary_mm(x)): scale float32 [N], that of x times that of w -> out_dtype [..., N].
-
-    A row of x with a NaN gives NaN. (H2)
-    """
+    """Computes dequantize(binary_mm(x)) -> out_dtype [..., N]. `scale` float32 [N]: the scale of x
+    times that of w. A row of x with a NaN gives NaN. (H2)"""
     sums = binary_mm(x, packed, scale.numel())
     unknown = x.isnan().any(-1, keepdim=True)
     row_scale = torch.ones_like(unknown, dtype=torch.float32).masked_fill(unknown, torch.nan)

@@ -1,7 +1,5 @@
 """int8_bmm, int8_bmm_dynamic: products of two computed operands, such as those of attention.
-
-Reference, fake, gradient. docs/numerics.md (G2).
-"""
+Reference, fake, gradient. See docs/numerics.md (G2)."""
 
 from __future__ import annotations
 
@@ -18,10 +16,11 @@ from qfx.values.scheme import PER_TENSOR
 
 @reference
 def int8_bmm(a_q: Tensor, a_zero_point: Tensor, b_q: Tensor) -> Tensor:
-    """sum_k (a_q[m, k] - a_zero_point[m]) * b_q[n, k], exact, for each matrix of a batch. (G2)
+    """Computes sum_k (a_q[m, k] - a_zero_point[m]) * b_q[n, k] exactly, for each matrix of a batch.
+    (G2)
 
-    a_q int8 [*B, M, K], a_zero_point int32, one or one per row, b_q int8 [*B, N, K], symmetric
-    -> int32 [*B, M, N].
+    a_q int8 [*B, M, K], a_zero_point int32, one or one per row, b_q int8 [*B, N, K], symmetric ->
+    int32 [*B, M, N].
     """
     one = a_zero_point.numel() == 1
     zero_point = a_zero_point.reshape(() if one else (*a_q.shape[:-1], 1))
@@ -43,9 +42,11 @@ def int8_bmm_dynamic(
     b_bits: int,
     out_dtype: torch.dtype,
 ) -> Tensor:
-    """a [*B, M, K] times b [*B, N, K] transposed, both float, in int8 -> out_dtype [*B, M, N].
+    """Multiplies a [*B, M, K] by the transpose of b [*B, N, K], both float, in int8 -> out_dtype
+    [*B, M, N].
 
-    dequantize(int8_bmm(quantize(a), quantize(b))), b symmetric with one scale per row of K. (E1)
+    The result is dequantize(int8_bmm(quantize(a), quantize(b))), where b is symmetric with one
+    scale per row of K. (E1)
     """
     code = Code(bits, int(symmetric), int(tuple(axes) == PER_TENSOR))
     a_q, a_scale, a_zero_point = quantize(a, code)

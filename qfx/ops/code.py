@@ -1,4 +1,4 @@
-"""Code: how an activation is quantized, as the operators take it: five integers."""
+"""Code: the quantization of an activation in the form that operators take, five integers."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from qfx.values.scheme import PER_TENSOR, QSpec
 
 
 class Code(NamedTuple):
-    """`symmetric` and `per_tensor` are 0 or 1; per_tensor: one scale for all rows. `group`:
-    elements of K that share a scale, 0 for all. `rotation`: the size of the blocks in which K is
-    rotated before, 0 for none. (R1)"""
+    """The quantization of an activation. `symmetric` and `per_tensor` are 0 or 1; per_tensor: one
+    scale for all rows. `group`: elements of K that share a scale, 0 for all. `rotation`: the size
+    of the blocks in which K is rotated before quantization, 0 for none. (R1)"""
 
     bits: int = 8
     symmetric: int = 1
@@ -20,6 +20,6 @@ class Code(NamedTuple):
 
 
 def code_of(spec: QSpec, rotation: int = 0) -> list[int]:
-    """The code of activations of `spec`."""
+    """Returns the code of activations of `spec`."""
     per_tensor = int(spec.axes == PER_TENSOR and not spec.group)
     return list(Code(spec.bits, int(spec.symmetric), per_tensor, spec.group, rotation))

@@ -1,5 +1,5 @@
-"""Formulas for PyTorch's FlopCounterMode: each product of two numbers counts as two operations,
-int8 ones as floats."""
+"""Formulas for PyTorch's FlopCounterMode: each product of two numbers counts as two operations, in
+int8 as in float."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _append(
 
 @register_flop_formula(ops.kv_attention, get_raw=True)
 def _kv_attention(q: Tensor, *given: Any, **__: Any) -> int:
-    """Over the length that the cache is read of."""
+    """Counts attention over the first `length` tokens of the cache."""
     return _products(q, given[_LENGTH], q.shape[-1])
 
 

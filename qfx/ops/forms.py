@@ -1,10 +1,10 @@
-"""Forms: what there is for a linear of a scheme. One row for each; all that runs, predicts or
-explains linears reads this table. Which calls a linear is says `qfx.ops.lowering`.
+"""Forms: the kinds of linears, one row for each. Everything that runs, predicts or explains linears
+reads this table. `qfx.ops.lowering` lists the calls that a linear consists of.
 
-A form is chosen by whether the activations are quantized and by how the weight is stored. Its row
-says what there is for each circumstance: where there is no gradient, or no guard, the site stays
-float, or is not guarded, for the reason that the row gives. Operators are called by the names of
-their arguments, whose order the schemas in csrc/ops.cpp say.
+A form is determined by whether the activations are quantized and by how the weight is stored. Its
+row says what is available in each circumstance: a form without gradients stays float in training,
+and a form without a guard is not guarded, for the reason given by the row. Operators are called by
+the names of their arguments; the schemas in csrc/ops.cpp define the order.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ from qfx.ops.layout import Layout, layout_of
 from qfx.values.scheme import PER_COLUMN, PER_TENSOR, Scheme
 
 ops = torch.ops.qfx
-CUDA_GROUP_MULTIPLE = 64  # of elements that share a scale there
+CUDA_GROUP_MULTIPLE = 64  # of elements that share a scale on CUDA
 
 
 class OperatorCall:
-    """An operator that is called by name, with tensors or with nodes of a graph."""
+    """An operator that is called by argument names, with tensors or with nodes of a graph."""
 
     def __init__(self, operator: Any) -> None:
         arguments = schema(operator).arguments
         self.operator = operator
         self.names = tuple(argument.name for argument in arguments)
         self.required = sum(not argument.has_default_value() for argument in arguments)
-        self.on_cuda = has_kernel(self.name, torch.device("cuda"))  # asked once: calls are many
+        self.on_cuda = has_kernel(self.name, torch.device("cuda"))  # looked up once: calls are many
 
     @property
     def name(self) -> str:
         return str(self.operator.name()).removeprefix("qfx::")
 
     def arguments(self, values: Mapping[str, Any]) -> tuple[Any, ...]:
-        """In their order, without the last that are None where they need not be given."""
+        """Returns the arguments in order, without trailing optional ones that are None."""
         count = len(self.names)
         while count > self.required and values.get(self.names[count - 1]) is None:
             count -= 1
@@ -51,7 +51,7 @@ class OperatorCall:
         return self.operator(*self.arguments(values))
 
     def lacking(self, device: torch.device) -> str | None:
-        """Why it does not run there, or None."""
+        """Returns why the operator does not run on this device, or None."""
         has = has_kernel(self.name, device)
         return None if has else f"{self.name} has no kernel for {device.type}"
 
@@ -72,11 +72,11 @@ REQUANTIZE = OperatorCall(ops.linear_requantize.default)
 
 @dataclass(frozen=True)
 class Form:
-    """One row. `codes`: the activation is quantized; `x_groups`: with scales for groups of K;
-    `low_bit`: the weight's codes are stored in fewer than 8 bits. `gradient`: to x and the bias,
-    and to a weight too where that may train (`trains_weight`); `guards`: rows whose error may be
-    too large can run in float. `gemm`: its products are exact int8 matmuls, which the canonical
-    form shows apart from their dequantization. The name is also that of its kind of cost."""
+    """One row. `codes`: the activation is quantized. `x_groups`: with scales for groups of K.
+    `low_bit`: the weight's codes are stored in fewer than 8 bits. `gradient`: there are gradients
+    to x and the bias, and with `trains_weight` also to the weight. `guards`: rows whose error may
+    be too large can run in float. `gemm`: its products are exact int8 matmuls, which the canonical
+    form shows separately from their dequantization. `name` is also the name of its kind of cost."""
 
     name: str
     words: str
@@ -100,7 +100,7 @@ class Form:
         return mine == (x is not None, grouped, layout.low_bit, gemm)
 
     def lacking(self, scheme: Scheme, device: torch.device) -> str | None:
-        """Why it does not run this scheme there, or None."""
+        """Returns why the form does not run this scheme on this device, or None."""
         if device.type != "cuda" or not scheme.group:
             return self.fused.lacking(device)
         if self.x_groups:
@@ -159,7 +159,7 @@ FORMS = (
 
 
 def form_of(scheme: Scheme) -> Form:
-    """The row that serves a scheme; every legal scheme has one."""
+    """Returns the row for a scheme; every legal scheme has one."""
     for form in FORMS:
         if form.serves(scheme):
             return form
@@ -167,7 +167,7 @@ def form_of(scheme: Scheme) -> Form:
 
 
 def why_no_gradient(scheme: Scheme, weight_trains: bool) -> str | None:
-    """Why sites of this scheme stay float where gradients are recorded, or None."""
+    """Returns why sites of this scheme stay float if gradients are recorded, or None."""
     form = form_of(scheme)
     if not form.gradient:
         return f"{scheme}: {form.words} have no gradient"
@@ -184,20 +184,21 @@ def why_not_guarded(scheme: Scheme) -> str | None:
 
 
 def of_scheme(scheme: Scheme, n: Any, rotation: int) -> dict[str, Any]:
-    """The arguments that a scheme gives to operators, of a weight of n rows; `rotation`: the block
-    of K in use, `Scheme.block`."""
+    """Returns the arguments of operators that are determined by a scheme, for a weight of n rows.
+    `rotation`: the block of K in use, `Scheme.block`."""
     layout = {"layout": layout_of(scheme.w, scheme.group, n)}
     return layout if scheme.x is None else {**layout, "code": code_of(scheme.x, rotation)}
 
 
 def ste_code(scheme: Scheme, rotation: int) -> list[int]:
-    """The code that linear_ste takes: of x, then the bits of w and whether its scale is one for
-    the matrix."""
+    """Returns the code that linear_ste takes: that of x, then the bits of w and whether w has one
+    scale for the matrix."""
     assert scheme.x is not None
     w = scheme.w
     return [*code_of(scheme.x, rotation), w.bits, int(w.axes in (PER_TENSOR, PER_COLUMN))]
 
 
 def of_weight(packed: Any) -> dict[str, Any]:
-    """Those of a packed weight: `qfx.weights.cache.Packed`, or its names in a graph."""
+    """Returns the arguments from a packed weight: `qfx.weights.cache.Packed`, or its nodes in a
+    graph."""
     return {"weight": packed.weight, "error": packed.error}

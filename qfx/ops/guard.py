@@ -1,4 +1,4 @@
-"""linear_guarded: reference, fake, gradient; the bound (B5) that it decides by."""
+"""linear_guarded: reference, fake, gradient; and the bound (B5) by which it decides."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ from qfx.ops.registry import linear_fake, no_gradient, reference
 def relative_bound(
     x: Tensor, error: Tensor, code: Sequence[int], factor: Tensor | None = None
 ) -> Tensor:
-    """g_m for each row of x [..., K], float64 [M]: what int8 may be off by, |x_m| |w_n| being 1.
+    """Returns g_m for each row of x [..., K], float64 [M]: the bound on the error of int8 relative
+    to |x_m| |w_n|.
 
-    `error` float32 [2]: alpha and beta of the weight, as `qfx.ops.packing` makes them. (B5)
+    `error` float32 [2]: alpha and beta of the weight, from `qfx.ops.packing`. (B5)
     """
     how, k = Code(*code), x.shape[-1]
     qmin, qmax = code_range(how.bits, bool(how.symmetric))
@@ -51,11 +52,11 @@ def linear_guarded(
     out_dtype: torch.dtype,
     factor: Tensor | None = None,
 ) -> Tensor:
-    """linear_dynamic(x), but rows whose bound (B5) is not at most `guard` are those of the float
-    linear: x [..., K], w [N, K] float -> out_dtype [..., N].
+    """Computes linear_dynamic(x), but in float for rows whose bound (B5) is not at most `guard`: x
+    [..., K], w [N, K] float -> out_dtype [..., N].
 
-    `weight`, of 8 bits, and `error`: of w. `site`: the name under which the kernel counts, "" for
-    none.
+    `weight`, of 8 bits, and `error`: from w. `site`: the name under which the kernel counts rows,
+    "" for none.
     """
     y = linear_dynamic(x, weight, layout, bias, code, activation, out_dtype, factor)
     above = ~(relative_bound(x, error, code, factor) <= guard)

@@ -1,4 +1,4 @@
-"""Guard: how often rows ran in float because their error bound was too great. (B5)"""
+"""Counts of the guard: how often rows ran in float because their error bound was too large. (B5)"""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ import qfx._C as _C
 
 
 class Guard(NamedTuple):
-    """The greatest relative error bound of rows in int8, and the name that calls count under."""
+    """The largest relative error bound of rows in int8, and the name under which calls are
+    counted."""
 
     limit: float
     site: str
 
 
 class GuardCount(NamedTuple):
-    """What the guard of a site has seen: calls and rows, and which of them ran in float.
+    """The counts of the guard of a site: all calls and rows, and those that ran in float.
 
-    `float_calls`: calls with at least one row in float; `float_rows`: such rows.
+    `float_calls`: calls with at least one row in float. `float_rows`: rows in float.
     """
 
     calls: int
@@ -27,13 +28,17 @@ class GuardCount(NamedTuple):
 
 
 def guard_counts() -> dict[str, GuardCount]:
-    """For each guarded matmul that ran, by its module path, its counts since the process began.
+    """Returns the counts of each guarded matmul that ran, by its module path, since the process
+    began.
 
-    Calls of one module count together. Empty without the option `guard`.
+        for site, count in qfx.guard_counts().items():
+            print(site, count.float_rows / count.rows)
+
+    Calls of one module are counted together. The result is empty without the option `guard`.
     """
     return {site: GuardCount(*counts) for site, counts in _C.guard_counts().items()}
 
 
 def taken(site: str) -> GuardCount:
-    """The counts of one site, which are forgotten."""
+    """Returns the counts of one site and resets them."""
     return GuardCount(*_C.take_guard_counts(site))

@@ -1,10 +1,11 @@
-"""Headers of packed weights on the CPU: what follows, a checksum of it, and one of themselves.
+"""Headers of packed weights on the CPU: fields, a checksum of the contents, and one of the header.
 
-That of pack_weight has 128 bytes, little endian, version 4:
+The header of pack_weight has 128 bytes, little endian, version 4:
+
     b"QFXW", u32 version, u32 bits, u32 shift (0 none, 1 zero points, 2 minimums),
     u32 scales (0 float32, 1 bfloat16, 2 float16), u32 max |code| (of 8 bits, else 0),
-    i64 N, i64 K, i64 group, i64 scale_group, u64 checksum of what is behind the header,
-    7 x u64 0, u64 checksum of the header, where it is 0
+    i64 N, i64 K, i64 group, i64 scale_group, u64 checksum of the contents after the header,
+    7 x u64 0, u64 checksum of the header, computed with 0 in this place
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from torch import Tensor
 
 MAGIC, VERSION, HEADER_BYTES = b"QFXW", 4, 128
 NONE, ZERO_POINTS, MINIMUMS = 0, 1, 2  # shifts
-PANEL = 32  # rows of a weight that lie together
+PANEL = 32  # consecutive rows of a weight that are stored together
 _SCALES = (torch.float32, torch.bfloat16, torch.float16)
 _FIELDS = "<4sIIIIIqqqq"
 
@@ -35,7 +36,7 @@ class Header(NamedTuple):
     scale_group: int = 0
 
     def before(self, contents: Tensor) -> Tensor:
-        """The packed weight, int8."""
+        """Returns the packed weight, int8: this header and then the contents."""
         fields = (self.bits, self.shift, _SCALES.index(self.scales), self.magnitude, *self[:2])
         groups = (self.group, self.scale_group)
         said = struct.pack(_FIELDS, MAGIC, VERSION, *fields, *groups)
@@ -51,8 +52,8 @@ def header_of(weight: Tensor) -> Header:
 
 
 def with_header(fields: bytes, size: int, contents: Tensor) -> Tensor:
-    """The contents, int8, behind a header of `size` bytes: the fields, the checksum of the
-    contents, zeros, and its own checksum."""
+    """Returns the contents, int8, after a header of `size` bytes: the fields, the checksum of the
+    contents, zeros, and the header's own checksum."""
     said = fields + struct.pack("<Q", checksum(contents))
     said += bytes(size - 8 - len(said))
     header = said + struct.pack("<Q", checksum(_bytes(said + bytes(8))))
@@ -64,7 +65,8 @@ def _bytes(data: bytes) -> Tensor:
 
 
 def checksum(t: Tensor) -> int:
-    """sum_{r, l} (2 r + 1) (2 l + 1) word[r, l] mod 2^64 of rows of four 64-bit words, int8 [*]."""
+    """Returns sum_{r, l} (2 r + 1) (2 l + 1) word[r, l] mod 2^64 over rows of four 64-bit words of
+    t, int8 [*]."""
     words = t.view(torch.int64).reshape(-1, 4)
     numbers = [torch.arange(n, dtype=torch.int64, device=t.device) for n in words.shape]
     odd = [2 * each + 1 for each in numbers]

@@ -1,4 +1,5 @@
-"""What the attention operators share: which heads of queries meet which keys, and what rows see."""
+"""Helpers of the attention operators: which heads of queries meet which keys, and which keys a row
+sees."""
 
 from __future__ import annotations
 
@@ -8,12 +9,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-HIDDEN, BEHIND = -1e4, -1e3  # a mask's values of keys that rows do not see
+HIDDEN, BEHIND = -1e4, -1e3  # mask values, absolute and below the row's largest, of unseen keys
 
 
 def batch_of(q: Tensor, k: Tensor, v: Tensor) -> tuple[int, ...]:
-    """The batch axes of attention: those of q, k and v broadcast, where k and v may also have fewer
-    heads (the last batch axis) than q, each of which serves as many consecutive ones of q."""
+    """Returns the batch axes of attention: those of q, k and v broadcast. k and v may have fewer
+    heads (the last batch axis) than q; each head then serves consecutive heads of q."""
     if q.shape[:-2] == k.shape[:-2] == v.shape[:-2]:
         return tuple(q.shape[:-2])
     keys, values = (_heads(t.shape[:-2], _group(q, k, v)) for t in (k, v))
@@ -21,7 +22,7 @@ def batch_of(q: Tensor, k: Tensor, v: Tensor) -> tuple[int, ...]:
 
 
 def _group(q: Tensor, k: Tensor, v: Tensor) -> int:
-    """Heads of q for each of k and v."""
+    """Returns the number of heads of q for each head of k and v."""
     if q.dim() < 3 or q.dim() != k.dim() or k.dim() != v.dim():
         return 1
     of_q, of_k = q.shape[-3], k.shape[-3]
@@ -34,7 +35,7 @@ def _heads(batch: Sequence[int], group: int) -> tuple[int, ...]:
 
 
 def matched(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """q, k, v, each with all batch axes."""
+    """Returns q, k and v, each expanded to all batch axes."""
     batch, group = batch_of(q, k, v), _group(q, k, v)
     if group > 1:
         k, v = (t.repeat_interleave(group, -3) for t in (k, v))
@@ -45,8 +46,8 @@ def matched(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 def added(
     mask: Tensor | None, causal: bool, m: int, n: int, device: torch.device | str = "cpu"
 ) -> Tensor:
-    """float32 [..., M, N]: what is added to the scores, minus infinity for keys that a row does not
-    see. (A1)"""
+    """Returns float32 [..., M, N] to add to the scores: the mask, with minus infinity for keys that
+    a row does not see. (A1)"""
     none = torch.zeros(m, n, dtype=torch.float32, device=device)
     b = none if mask is None else mask
     if b.dtype == torch.bool:

@@ -1,12 +1,12 @@
-"""Weights of 8-bit codes as the CPU's kernels read them: a header (qfx/ops/header.py), then
-P = ceil(N / 32) panels of 32 rows, first the values of each panel, (csrc/cpu/gemm/pack.h)
+"""Weights of 8-bit codes in the layout of the CPU's kernels: a header (qfx/ops/header.py), then P =
+ceil(N / 32) panels of 32 rows, first the values of each panel (csrc/cpu/gemm/pack.h):
 
-    scale float32 [S][32]               S = 1 where a row has one scale, else ceil(K / group)
-    zero point int32 [S][32]            where there are any
-    sums int32 [T][32]                  of the codes of each group; T = 1 where K is not cut
+    scale float32 [S][32]               S = 1 if a row has one scale, else ceil(K / group)
+    zero point int32 [S][32]            if there are any
+    sums int32 [T][32]                  of the codes of each group; T = 1 if K is not cut
 
-then the codes of each panel, int8 [Kp / 4][32][4]: W[n, k] = codes[k // 4][n % 32][k % 4].
-Kp is K rounded up to 64. What lies beyond N and K is zero, scales too.
+then the codes of each panel, int8 [Kp / 4][32][4]: W[n, k] = codes[k // 4][n % 32][k % 4]. Kp is K
+rounded up to 64. Everything beyond N and K is zero, including scales.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ def sizes_of(layout: Layout, k: Any) -> Int8Sizes:
 
 
 def int8_size(layout: Layout, k: Any) -> Any:
-    """Bytes of a packed weight of k columns."""
+    """Returns the bytes of a packed weight of k columns."""
     sizes = sizes_of(layout, k)
     return HEADER_BYTES + sizes.panels * (sizes.values + sizes.codes)
 
 
 def pack_int8(codes: Tensor, scale: Tensor, zero_point: Tensor | None, layout: Layout) -> Tensor:
-    """codes int8 [N, K], scale float32 and zero_point int32 [N, S] -> the layout above."""
+    """Packs codes int8 [N, K], scale float32 and zero_point int32 [N, S] into the layout above."""
     (n, k), sizes = codes.shape, sizes_of(layout, codes.shape[1])
     width = sizes.codes // PANEL
     padded = F.pad(codes, (0, width - k)).reshape(n, width)
@@ -65,7 +65,7 @@ def pack_int8(codes: Tensor, scale: Tensor, zero_point: Tensor | None, layout: L
 
 
 def _sums(padded: Tensor, group: int, sizes: Int8Sizes) -> Tensor:
-    """int32 [N, T]."""
+    """Returns the sums of the codes of each group, int32 [N, T]."""
     group = group or max(padded.shape[1], 1)
     cuts = [padded[:, i * group : (i + 1) * group] for i in range(sizes.sums)]
     sums = [cut.sum(1, dtype=torch.int32) for cut in cuts]
@@ -73,19 +73,19 @@ def _sums(padded: Tensor, group: int, sizes: Int8Sizes) -> Tensor:
 
 
 def _panels(values: Tensor, sizes: Int8Sizes) -> Tensor:
-    """[N, *] -> [P, 32, *]."""
+    """Converts [N, *] to [P, 32, *]."""
     whole = F.pad(values, (0, 0, 0, sizes.panels * PANEL - len(values)))
     return whole.reshape(sizes.panels, PANEL, values.shape[1])
 
 
 def _by_panel(values: Tensor, sizes: Int8Sizes) -> Tensor:
-    """[N, *] of four bytes each -> int8 [P, bytes]."""
+    """Converts [N, *] of four-byte elements to int8 [P, bytes]."""
     return _panels(values, sizes).transpose(1, 2).flatten(1).contiguous().view(torch.int8)
 
 
 def unpack_int8(weight: Tensor, layout: Layout, k: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The inverse: codes int8 [N, K], scale float32 and zero points int32 [N, S], 0 where there
-    are none."""
+    """Inverts pack_int8: returns codes int8 [N, K], scale float32 and zero points int32 [N, S],
+    which are 0 if there are none."""
     sizes, n = sizes_of(layout, k), layout.n
     values, quads = _parts(weight, sizes)
     each = 4 * PANEL * sizes.scales
@@ -99,21 +99,22 @@ def unpack_int8(weight: Tensor, layout: Layout, k: int) -> tuple[Tensor, Tensor,
 
 
 def _parts(weight: Tensor, sizes: Int8Sizes) -> tuple[Tensor, Tensor]:
-    """The values [P, bytes] and the codes [P, bytes] of the panels."""
+    """Returns the values [P, bytes] and the codes [P, bytes] of the panels."""
     values, codes = ((sizes.panels, sizes.values), (sizes.panels, sizes.codes))
     parts = weight[HEADER_BYTES:].split([math.prod(values), math.prod(codes)])
     return parts[0].reshape(values), parts[1].reshape(codes)
 
 
 def _of_panels(content: Tensor, dtype: torch.dtype, n: int) -> Tensor:
-    """The inverse of _by_panel."""
+    """Inverts _by_panel."""
     panels, count = len(content), content.shape[1] // (4 * PANEL)
     values = content.reshape(-1).view(dtype).reshape(panels, count, PANEL)
     return values.transpose(1, 2).reshape(panels * PANEL, count)[:n].contiguous()
 
 
 def scales_of_rows(weight: Tensor, n: int) -> Tensor:
-    """float32 [N]: the scales of a weight with one for each row and no zero points, of any K."""
-    panels = -(-n // PANEL)  # each has a scale and a sum of each row
+    """Returns the scales, float32 [N], of a weight of any K with one scale per row and no zero
+    points."""
+    panels = -(-n // PANEL)  # each panel has a scale and a sum for each row
     values = weight[HEADER_BYTES : HEADER_BYTES + panels * 8 * PANEL].reshape(panels, 8 * PANEL)
     return _of_panels(values[:, : 4 * PANEL], torch.float32, n).reshape(n)

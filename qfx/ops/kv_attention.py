@@ -1,6 +1,6 @@
-"""kv_attention: a few queries attend to a cache in codes. Reference, fake, gradient.
+"""kv_attention: a few queries attend to a cache of codes. Reference, fake, gradient.
 
-docs/numerics.md (K3) to (K5).
+See docs/numerics.md (K3) to (K5).
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ def kv_attention(
     block_table: Tensor | None = None,
     softcap: float = 0.0,
 ) -> Tensor:
-    """softmax(cap(q k^T scale) + mask) v of q [B, Hq, T, D] and the first `length` tokens of a
-    cache, Hq a multiple of its H heads -> out_dtype [B, Hq, T, E]; exact, then rounded, and
-    operators within the bound of (K5).
+    """Computes softmax(cap(q k^T scale) + mask) v for q [B, Hq, T, D] and the first `length` tokens
+    of a cache, where Hq is a multiple of its H heads -> out_dtype [B, Hq, T, E]. The reference is
+    exact, then rounded; operators are within the bound of (K5).
 
-    cap(t) is softcap tanh(t / softcap), or t where `softcap` is 0. `mask` is bool or float32 and
-    broadcasts to [B, Hq, T, length]: (A1). A row that sees no key is 0. What no row sees in a block
-    of 16 tokens is not read. With a block table the tensors of the cache are contiguous.
+    cap(t) is softcap tanh(t / softcap), or t if `softcap` is 0. `mask` is bool or float32 and
+    broadcasts to [B, Hq, T, length]: (A1). A row that sees no key is 0. A block of 16 tokens that
+    no row sees is not read. With a block table the tensors of the cache must be contiguous.
     """
     keys, key_scale = (found_by(block_table, t) for t in (keys, key_scale))
     values, value_scale = (found_by(block_table, t) for t in (values, value_scale))

@@ -1,7 +1,7 @@
-"""kv_copy_blocks, and the blocks of 16 tokens in which a cache lies. Reference, fake.
+"""kv_copy_blocks, and the blocks of 16 tokens of which a cache consists. Reference, fake.
 
-A block table int32 [B, L / 16] names for each sequence the sequence in whose memory each of its
-blocks lies, so that beams share what they have in common.
+A block table int32 [B, L / 16] names, for each sequence and each of its blocks, the sequence whose
+memory holds the block, so that beams share their common tokens.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from torch import Tensor
 
 from qfx.ops.registry import fake, reference
 
-TOKENS = 16  # of a block of keys
+TOKENS = 16  # in a block of keys
 LARGEST_STEP = 128  # tokens that one step writes before it reads
 
 
 def ring_slots(window: int) -> int:
-    """Slots of a cache in which token n lies at slot n modulo this number, for queries that see
-    `window` keys, their own included. When a step of LARGEST_STEP tokens has filled whole blocks,
-    what its first query sees is there still: window + LARGEST_STEP + TOKENS, rounded up to whole
-    blocks."""
+    """Returns the number of slots of a ring cache, in which token n is stored at slot n modulo this
+    number, for queries that see `window` keys including their own. After a step of LARGEST_STEP
+    tokens has filled whole blocks, the keys that its first query sees must still be present: window
+    + LARGEST_STEP + TOKENS, rounded up to whole blocks."""
     return -(-(window + LARGEST_STEP + TOKENS) // TOKENS) * TOKENS
 
 
@@ -41,11 +41,11 @@ def kv_copy_blocks(
     sources: Tensor,
     blocks: Tensor,
 ) -> None:
-    """Copies block `blocks[b]` of 16 tokens of sequence `sources[b]` to that of sequence b, both
-    int64 [B]; where `blocks[b]` is -1, nothing. All blocks are read before one is written.
+    """Copies block `blocks[b]` of 16 tokens of sequence `sources[b]` to the same block of sequence
+    b, both int64 [B]; nothing if `blocks[b]` is -1. All blocks are read before one is written.
 
-    A source or block outside the cache is an error, before anything is written; so are tensors of
-    the cache that share memory, as in `kv_write`.
+    Raises an error, before anything is written, for a source or block outside the cache, and for
+    tensors of the cache that share memory, as in `kv_write`.
     """
     pairs = zip(sources.tolist(), blocks.tolist(), strict=True)
     copies = [(b, source, block) for b, (source, block) in enumerate(pairs) if block >= 0]
@@ -57,7 +57,7 @@ def kv_copy_blocks(
 
 
 def _in_blocks(tensor: Tensor) -> Tensor:
-    """Keys as they are, scales and values as [B, H, L / 16, 16, bytes]: a view."""
+    """Returns a view of keys as they are, of scales and values as [B, H, L / 16, 16, bytes]."""
     return tensor if tensor.ndim == 5 else tensor.unflatten(2, (-1, TOKENS))
 
 
@@ -74,7 +74,8 @@ def _(
 
 
 def found_by(table: Tensor | None, tensor: Tensor) -> Tensor:
-    """A tensor of a cache with the blocks that a block table finds; itself without one."""
+    """Returns a tensor of a cache with its blocks selected by a block table; the tensor itself
+    without one."""
     if table is None:
         return tensor
     blocks = torch.arange(table.shape[1], dtype=torch.int64, device=table.device)

@@ -1,11 +1,11 @@
 """kv_write, kv_keys, kv_values: a cache in codes of 8 or 4 bits. Reference, fake, gradient.
 
-Four tensors are a cache, whose first two axes are sequences and heads: rows may be selected,
-reordered and repeated along them. 8 bits are int8 codes with a scale a token and head, 4 bits two
-codes 0..15 in a uint8, with a scale and a minimum: keys [B, H, L / 16, D * bits / 8, 16] (feature d
-is byte d, or half d % 2 of byte d // 2), values [B, H, L, E * bits / 8] (feature e is byte e, or
-e % (E / 2), the upper half from E / 2 on), scales float32 [B, H, L, 1 or 2]. docs/numerics.md (K1),
-(K2).
+A cache is four tensors whose first two axes are sequences and heads; rows may be selected,
+reordered and repeated along these. With 8 bits there are int8 codes with one scale per token and
+head. With 4 bits there are two codes 0..15 in a uint8, with a scale and a minimum. The tensors are:
+keys [B, H, L / 16, D * bits / 8, 16] (feature d is byte d, or half d % 2 of byte d // 2), values
+[B, H, L, E * bits / 8] (feature e is byte e, or e % (E / 2), the upper half from E / 2 on), scales
+float32 [B, H, L, 1 or 2]. See docs/numerics.md (K1), (K2).
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ LARGEST_ROTATION = 256
 def kv_empty(
     batch: int, heads: int, length: int, d: int, key_bits: int = 8, value_bits: int = 8
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """(keys, key_scale, values, value_scale) of a cache with room for `length` tokens of D = `d`
-    features, rounded up to a multiple of 16: zeros on the CPU. A head has `d * bits / 8 + 4` bytes
-    a token in 8 bits and `+ 8` in 4, for keys and for values.
+    """Returns (keys, key_scale, values, value_scale) of a cache with room for `length` tokens of D
+    = `d` features, rounded up to a multiple of 16: zeros on the CPU. For keys and for values each,
+    a head takes `d * bits / 8 + 4` bytes per token with 8 bits and `d * bits / 8 + 8` with 4.
 
-    ValueError: bits that are neither 8 nor 4, an odd D with 4 bits.
+    Raises ValueError for bits that are neither 8 nor 4, and for an odd D with 4 bits.
     """
     shapes = kv_shapes(batch, heads, length, d, key_bits, value_bits)
     keys, key_scale, values, value_scale = (
@@ -41,7 +41,7 @@ def kv_empty(
 def kv_shapes(
     batch: int, heads: int, length: int, d: int, key_bits: int = 8, value_bits: int = 8
 ) -> list[tuple[tuple[int, ...], torch.dtype]]:
-    """Shape and type of each tensor of `kv_empty`, which raises as this does."""
+    """Returns the shape and dtype of each tensor of `kv_empty`. Raises the same errors."""
     capacity = -(-length // TOKENS) * TOKENS
     key_size, key_dtype, key_scales = _token(d, key_bits)
     size, dtype, scales = _token(d, value_bits)
@@ -54,7 +54,7 @@ def kv_shapes(
 
 
 def _token(d: int, bits: int) -> tuple[int, torch.dtype, int]:
-    """Bytes, their type and the number of scales of one token and head."""
+    """Returns the bytes, their dtype and the number of scales of one token and head."""
     if bits not in (4, 8):
         raise ValueError(f"a cache of {bits} bits: expected 8 or 4")
     if bits == 4 and d % 2:
@@ -67,19 +67,19 @@ def bits_of(scale: Tensor) -> int:
 
 
 def features_of(codes: Tensor, scale: Tensor) -> int:
-    """D of keys or values."""
+    """Returns the number of features D of keys or values."""
     size = codes.shape[3]
     return size if bits_of(scale) == 8 else 2 * size
 
 
 def rotation_of(d: int) -> int:
-    """The largest power of two that divides D, 256 at most; 0 where that is 1."""
+    """Returns the largest power of two that divides D, at most 256; 0 if that is 1."""
     block = min(d & -d, LARGEST_ROTATION)
     return block if block > 1 else 0
 
 
 def _encode(x: Tensor, bits: int) -> tuple[Tensor, Tensor]:
-    """x [..., D] -> codes [..., D] and scales [..., 1 or 2]. (K1)"""
+    """Encodes x [..., D] as codes [..., D] and scales [..., 1 or 2]. (K1)"""
     rotation = rotation_of(x.shape[-1])
     if bits == 8:
         return quantize(x, Code(rotation=rotation))[:2]
@@ -103,12 +103,12 @@ def kv_write(
     v: Tensor,
     places: Tensor,
 ) -> None:
-    """Writes the tokens k [B, H, T, D] and v [B, H, T, E] to `places` of a cache: int64 [T], or
-    [B, T] where each sequence has its own; a token at place -1 is not written. (K1)
+    """Writes the tokens k [B, H, T, D] and v [B, H, T, E] to `places` of a cache: int64 [T], or [B,
+    T] if each sequence has its own. A token at place -1 is not written. (K1)
 
-    Of two tokens at one place the later stays. A place outside the cache is an error, before
-    anything is written; so are tensors of the cache of which two, or two elements of one, share
-    memory. To autograd what is written is a constant.
+    If two tokens have the same place, the later one stays. Raises an error, before anything is
+    written, for a place outside the cache, and if two tensors of the cache, or two elements of one,
+    share memory. To autograd the written values are constants.
     """
     k_codes, k_scales = _encode(k, bits_of(key_scale))
     v_codes, v_scales = _encode(v, bits_of(value_scale))
@@ -140,7 +140,7 @@ def _(
 
 
 def key_codes(keys: Tensor, key_scale: Tensor, length: int) -> Tensor:
-    """Codes [B, H, length, D] of the first keys."""
+    """Returns the codes [B, H, length, D] of the first keys."""
     codes = keys.transpose(-1, -2).flatten(2, 3)[:, :, :length]
     if bits_of(key_scale) == 4:
         codes = torch.stack([codes & 15, codes >> 4], -1).flatten(-2)
@@ -148,13 +148,13 @@ def key_codes(keys: Tensor, key_scale: Tensor, length: int) -> Tensor:
 
 
 def value_codes(values: Tensor, value_scale: Tensor, length: int) -> Tensor:
-    """Codes [B, H, length, E] of the first values."""
+    """Returns the codes [B, H, length, E] of the first values."""
     codes = values[:, :, :length]
     return codes if bits_of(value_scale) == 8 else torch.cat([codes & 15, codes >> 4], -1)
 
 
 def decoded(codes: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
-    """What the codes [B, H, N, D] stand for, rotated back. (K2)"""
+    """Returns the values that the codes [B, H, N, D] represent, rotated back. (K2)"""
     scale = scale[:, :, : codes.shape[2]].to(dtype)
     x = codes.to(dtype) * scale[..., :1]
     if scale.shape[-1] == 2:
@@ -171,7 +171,7 @@ def kv_keys(
     out_dtype: torch.dtype,
     block_table: Tensor | None = None,
 ) -> Tensor:
-    """The first `length` keys of a cache, [B, H, length, D]. (K2)"""
+    """Returns the first `length` keys of a cache, [B, H, length, D]. (K2)"""
     keys, key_scale = (found_by(block_table, t) for t in (keys, key_scale))
     return decoded(key_codes(keys, key_scale, length), key_scale, torch.float32).to(out_dtype)
 
@@ -184,7 +184,7 @@ def kv_values(
     out_dtype: torch.dtype,
     block_table: Tensor | None = None,
 ) -> Tensor:
-    """The first `length` values of a cache, [B, H, length, E]. (K2)"""
+    """Returns the first `length` values of a cache, [B, H, length, E]. (K2)"""
     values, value_scale = (found_by(block_table, t) for t in (values, value_scale))
     return decoded(value_codes(values, value_scale, length), value_scale, torch.float32).to(
         out_dtype

@@ -1,4 +1,4 @@
-"""Layout: what a caller knows of a packed weight, as the operators take it: five integers."""
+"""Layout: the properties of a packed weight that operators take as an argument, five integers."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from qfx.values.scheme import QSpec
 
 
 class Layout(NamedTuple):
-    """`n`: rows, which in a graph may be a node. `bits`: those in which a code is stored: 8, or
-    fewer. `group`: elements of K whose products are summed by themselves, 0 for all of K.
-    `scale_group`: elements of K that share a scale of the weight, the group or 0 for all.
-    `shift`: 1 where the weight has zero points or minimums, else 0."""
+    """The properties of a packed weight. `n`: rows, which in a graph may be a node. `bits`: bits in
+    which a code is stored, 8 or fewer. `group`: elements of K whose products are summed separately,
+    0 for all of K. `scale_group`: elements of K that share a scale of the weight: the group, or 0
+    for all. `shift`: 1 if the weight has zero points or minimums, else 0."""
 
     n: Any
     bits: int = 8
@@ -32,17 +32,18 @@ class Layout(NamedTuple):
         return self.bits != 8
 
     def scales(self, k: Any) -> Any:
-        """The number of scales of a row of k elements."""
+        """Returns the number of scales of a row of k elements."""
         return -(-k // self.scale_group) if self.scale_group else 1
 
 
 def each_layout(numbers: Sequence[Any]) -> list[Layout]:
-    """The layouts of several weights, whose numbers `linears` is given one after the other."""
+    """Returns the layouts of several weights from their concatenated numbers, as `linears` takes
+    them."""
     count = len(Layout._fields)
     return [Layout(*numbers[i : i + count]) for i in range(0, len(numbers), count)]
 
 
 def layout_of(spec: QSpec, group: int, n: Any) -> list[Any]:
-    """The layout of weights of `spec` with n rows. `group`: `Scheme.group`."""
+    """Returns the layout of weights of `spec` with n rows. `group`: `Scheme.group`."""
     bits = spec.bits if spec.packed else 8
     return list(Layout(n, bits, group or spec.group, spec.group, int(not spec.symmetric)))

@@ -1,5 +1,6 @@
-"""Operators of earlier versions, which programs that were exported with them call: each says so
-when it is run. Their scales lay apart from the packed weight, as this version's do not."""
+"""Operators of earlier versions, which programs exported with those versions call. Each raises an
+error that says so when it runs. Their scales were stored apart from the packed weight; those of
+this version are not."""
 
 from __future__ import annotations
 

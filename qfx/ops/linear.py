@@ -1,4 +1,4 @@
-"""Linears of packed weights: int8_mm, linear, linear_dynamic, linears, linear_float,
+"""Linears with packed weights: int8_mm, linear, linear_dynamic, linears, linear_float,
 linear_requantize. References, fakes, gradients. docs/numerics.md (E1) (E3) (E4) (W1) (W3)."""
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from qfx.ops.weight import unpack_weight, weight_scale
 
 @reference
 def int8_mm(q: Tensor, zero_point: Tensor, weight: Tensor, n: int) -> Tensor:
-    """sum_k (q[m, k] - zero_point[m]) * w[n, k], exact: q int8 [..., K] -> int32 [..., n]. (G1)
+    """Computes sum_k (q[m, k] - zero_point[m]) * w[n, k] exactly: q int8 [..., K] -> int32 [...,
+    n]. (G1)
 
-    `weight` has one scale for each row and no zero points; its scales: `weight_scale`.
+    `weight` has one scale for each row, returned by `weight_scale`, and no zero points.
     """
     w, *_ = unpack_weight(weight, Layout(n), q.shape[-1])
     rows = q.reshape(q.shape[:-1].numel(), q.shape[-1]).long() - zero_point.reshape(-1, 1)
@@ -43,10 +44,10 @@ def linear(
     activation: str,
     out_dtype: torch.dtype,
 ) -> Tensor:
-    """q int8 [..., K] times a packed weight [N, K] -> out_dtype [..., N]. (E1) (E3) (E4)
+    """Multiplies q int8 [..., K] by a packed weight [N, K] -> out_dtype [..., N]. (E1) (E3) (E4)
 
-    scale float32 and zero_point int32 of q: [..., 1], one for all, or [..., G] where the weight is
-    cut into groups of K.
+    The scale float32 and zero_point int32 of q are [..., 1], one for all, or [..., G] if the weight
+    is cut into groups of K.
     """
     said = Layout(*layout)
     if said.one_scale:
@@ -58,7 +59,7 @@ def linear(
 
 
 def _sums(q: Tensor, scale: Tensor, zero_point: Tensor, weight: Tensor, said: Layout) -> Tensor:
-    """float32 [M, N], of groups of K and of minimums. (E3) (E4)"""
+    """Returns the sums float32 [M, N] over groups of K and minimums. (E3) (E4)"""
     k, m = q.shape[-1], q.shape[:-1].numel()
     codes, w_scale, w_zero, minimum = unpack_weight(weight, said, k)
     group = said.group or max(k, 1)
@@ -92,9 +93,9 @@ def linear_dynamic(
     out_dtype: torch.dtype,
     factor: Tensor | None = None,
 ) -> Tensor:
-    """linear(quantize(x, code)): x [..., K] float -> out_dtype [..., N].
+    """Computes linear(quantize(x, code)): x [..., K] float -> out_dtype [..., N].
 
-    The weight is one for x transformed by `factor` [K] and the code's rotation (R1).
+    The weight must be made for x transformed by `factor` [K] and the code's rotation (R1).
     """
     codes = quantize(x, code, factor=factor)
     return linear(*codes, weight, layout, bias, activation, out_dtype)
@@ -111,9 +112,10 @@ def linears(
     out_dtype: torch.dtype,
     factor: Tensor | None = None,
 ) -> list[Tensor]:
-    """linear_dynamic by each of several weights: x [..., K] float -> a list of out_dtype [..., N].
+    """Computes linear_dynamic with each of several weights: x [..., K] float -> a list of out_dtype
+    [..., N].
 
-    x is quantized once. `layout`: the five numbers of each weight. The weights are ones for x
+    x is quantized once. `layout`: the five numbers of each weight. The weights must be made for x
     transformed by `factor` [K] and the code's rotation (R1).
     """
     codes = quantize(x, code, factor=factor)
@@ -145,8 +147,8 @@ def linear_float(
     activation: str,
     out_dtype: torch.dtype,
 ) -> Tensor:
-    """x [..., K] float -> act(x @ w.T + bias) [..., N] of a weight with one scale for each row and
-    no zero points (W1), or of one of fewer than 8 bits (W3)."""
+    """Computes act(x @ w.T + bias) [..., N] from x [..., K] float and a weight with one scale for
+    each row and no zero points (W1), or a weight of fewer than 8 bits (W3)."""
     said = Layout(*layout)
     rows = x.float().reshape(x.shape[:-1].numel(), x.shape[-1])
     codes, w_scale, w_zero, minimum = unpack_weight(weight, layout, x.shape[-1])
@@ -176,8 +178,8 @@ def linear_requantize(
     out_zero_point: Tensor | None,
     out_code: Sequence[int],
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """quantize(linear(q), out_code, out_scale, out_zero_point): codes for a following linear. (E1)
-    (Q6)"""
+    """Computes quantize(linear(q), out_code, out_scale, out_zero_point): codes for a following
+    linear. (E1) (Q6)"""
     y = linear(q, scale, zero_point, weight, layout, bias, activation, torch.float32)
     return quantize(y, out_code, out_scale, out_zero_point)
 

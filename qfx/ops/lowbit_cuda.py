@@ -1,9 +1,9 @@
-"""Weights of 4 and 5 bits on CUDA: right, and no faster than the float matmul of the values that
-codes stand for, which is what they are. No kernels were written for them yet.
+"""Weights of 4 and 5 bits on CUDA, for which there are no kernels yet. They are correct, and no
+faster than what they do: a float matmul with the values that the codes represent.
 
-The packed weight is that of the CPU. The CUDA operators call these by name for such weights
-(csrc/cuda/ops/lowbit.cpp); `linear` gives the values of its codes as x. Outputs are within the
-roundings of a float32 matmul of (E4).
+The packed weight is that of the CPU. The CUDA operators call these functions by name for such
+weights (csrc/cuda/ops/lowbit.cpp); `linear` passes the values of its codes as x. Outputs are within
+the roundings of a float32 matmul of (E4).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def low_bit_linear(
     activation: str,
     out_dtype: torch.dtype,
 ) -> Tensor:
-    """x [..., K] float -> act(x @ w.T + bias) [..., N]."""
+    """Computes act(x @ w.T + bias) [..., N] from x [..., K] float."""
     k, group = x.shape[-1], layout[2]
     codes, *of_groups = unpack_weight(weight, layout, k)
     scale, zero, minimum = (v.repeat_interleave(group, 1)[:, :k] for v in of_groups)

@@ -1,5 +1,5 @@
-"""Weights of 4- and 5-bit codes as the kernels read them: a header (qfx/ops/header.py), then
-P = ceil(N / 32) panels of G = ceil(K / group) groups. (csrc/cpu/kernels/tables/lowbit.h)
+"""Weights of 4- and 5-bit codes in the layout of the kernels: a header (qfx/ops/header.py), then P
+= ceil(N / 32) panels of G = ceil(K / group) groups (csrc/cpu/kernels/tables/lowbit.h):
 
     each panel, of columns n < 32: padded to 64 bytes, by the header's shift,
         nothing, zero point uint8 [G][32] as u, or minimum uint16 [G][32]
@@ -8,7 +8,7 @@ P = ceil(N / 32) panels of G = ceil(K / group) groups. (csrc/cpu/kernels/tables/
         nibbles uint8 [group / 8][32][4]      low  u & 15 of k = 8 i + j, high of k = 8 i + 4 + j
         fifth uint8 [group / 8][2][32 * 4 / 8]  5 bits: u >> 4 of k = 8 i + 4 h + j at bit 4 n + j
 
-Scales and minimums are of the header's type. What lies beyond N and K is the zero point.
+Scales and minimums are of the header's dtype. Elements beyond N and K equal the zero point.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from qfx.ops.header import (
     header_of,
 )
 
-GROUPS = (32, 64, 128)  # elements of K that may share a scale
+GROUPS = (32, 64, 128)  # numbers of elements of K that may share a scale
 
 
 class LowbitSizes(NamedTuple):
-    """Of a packed weight: panels, groups, and bytes of a group, before the groups of a panel, and
-    of a panel."""
+    """The sizes of a packed weight: panels, groups, and the bytes of a group, of what precedes the
+    groups of a panel, and of a panel."""
 
     panels: int
     groups: int
@@ -52,13 +52,14 @@ def sizes_of(n: int, k: int, bits: int, group: int, shift: int) -> LowbitSizes:
 
 
 def lowbit_size(n: int, k: int, bits: int, group: int, shift: int = NONE) -> int:
-    """Bytes of a packed weight [n, k]; `shift`: NONE, ZERO_POINTS or MINIMUMS."""
+    """Returns the bytes of a packed weight [n, k]. `shift`: NONE, ZERO_POINTS or MINIMUMS."""
     sizes = sizes_of(n, k, bits, group, shift)
     return HEADER_BYTES + sizes.panels * sizes.panel
 
 
 def half_type(values: Tensor) -> torch.dtype:
-    """bfloat16 if it holds all values, else float16; ValueError if neither does."""
+    """Returns bfloat16 if it holds all values exactly, else float16. Raises ValueError if neither
+    does."""
     for dtype in (torch.bfloat16, torch.float16):
         if bool((values.to(dtype).float().view(torch.int32) == values.view(torch.int32)).all()):
             return dtype
@@ -73,10 +74,10 @@ def pack_lowbit(
     bits: int,
     group: int,
 ) -> Tensor:
-    """codes int8 [N, K] of 4 or 5 bits, scale float32 [N, G], zero_point int32 [N, G] or minimum
-    float32 [N, G] or neither -> the layout above. What float a code means: (E4).
+    """Packs codes int8 [N, K] of 4 or 5 bits, scale float32 [N, G], and zero_point int32 [N, G] or
+    minimum float32 [N, G] or neither into the layout above. The float that a code represents: (E4).
 
-    Scales and minimums must be values that one of bfloat16 and float16 holds.
+    Scales and minimums must be exact in one of bfloat16 and float16.
     """
     n, k = codes.shape
     shift = shift_of(zero_point, minimum)
@@ -105,19 +106,19 @@ def pack_lowbit(
 
 
 def shift_of(zero_point: Tensor | None, minimum: Tensor | None) -> int:
-    """The shift of the codes: NONE, ZERO_POINTS or MINIMUMS."""
+    """Returns the shift of the codes: NONE, ZERO_POINTS or MINIMUMS."""
     return ZERO_POINTS if zero_point is not None else MINIMUMS if minimum is not None else NONE
 
 
 def _places(like: Tensor) -> Tensor:
-    """0 to 7, the places of the bits of a byte: int64 [8]."""
+    """Returns 0 to 7, the positions of the bits of a byte: int64 [8]."""
     return torch.arange(8, dtype=torch.int64, device=like.device)
 
 
 def half_type_of(scale: Tensor, minimum: Tensor | None) -> torch.dtype:
-    """The type that holds both; ValueError if there is none."""
+    """Returns the dtype that holds both exactly. Raises ValueError if there is none."""
     found = {half_type(scale)} | ({half_type(minimum)} if minimum is not None else set())
-    if len(found) == 2:  # float16, or none, holds both
+    if len(found) == 2:  # float16 holds both exactly, or no dtype does
         for values in (scale, minimum):
             assert values is not None
             if not bool((values.half().float() == values).all()):
@@ -127,13 +128,13 @@ def half_type_of(scale: Tensor, minimum: Tensor | None) -> torch.dtype:
 
 
 def _half_by_panel(values: Tensor, sizes: LowbitSizes, half: torch.dtype) -> Tensor:
-    """float32 [N, G] -> the bytes of `half` [P, G, 64]."""
+    """Converts float32 [N, G] to the bytes of `half`, [P, G, 64]."""
     found = _by_panel(values, sizes, half).flatten().view(torch.uint8)
     return found.reshape(sizes.panels, sizes.groups, 2 * PANEL)
 
 
 def _by_panel(values: Tensor, sizes: LowbitSizes, dtype: torch.dtype) -> Tensor:
-    """[N, G] -> [P, G, 32]."""
+    """Converts [N, G] to [P, G, 32]."""
     padded = F.pad(values, (0, 0, 0, sizes.panels * PANEL - values.shape[0]))
     by_panel = padded.reshape(sizes.panels, PANEL, sizes.groups)
     return by_panel.transpose(1, 2).to(dtype).contiguous()
@@ -151,9 +152,8 @@ def _front(
 
 
 def unpack_lowbit(packed: Tensor, n: int, k: int, group: int) -> tuple[Tensor, ...]:
-    """The inverse of pack_lowbit: codes int8 [N, K], scale float32, zero_point int32 and minimum
-    float32 [N, G]. There are minimums where the zero points are all -2^(bits - 1); what there is
-    none of is 0."""
+    """Inverts pack_lowbit: returns codes int8 [N, K], scale float32, zero_point int32 and minimum
+    float32 [N, G]. With minimums, the zero points are all -2^(bits - 1). Missing values are 0."""
     header = header_of(packed)
     bits, shift, half = header.bits, header.shift, header.scales
     sizes, middle = sizes_of(n, k, bits, group, shift), 1 << (bits - 1)
@@ -179,17 +179,17 @@ def unpack_lowbit(packed: Tensor, n: int, k: int, group: int) -> tuple[Tensor, .
 
 
 def _of_halves(content: Tensor, half: torch.dtype, sizes: LowbitSizes, n: int) -> Tensor:
-    """The inverse of _half_by_panel: float32 [N, G]."""
+    """Inverts _half_by_panel: returns float32 [N, G]."""
     values = content.flatten().view(half)
     return _of_panels(values.reshape(sizes.panels, sizes.groups, PANEL), n)
 
 
 def _of_panels(values: Tensor, n: int) -> Tensor:
-    """[P, G, 32] -> float32 [N, G]."""
+    """Converts [P, G, 32] to float32 [N, G]."""
     panels, groups, columns = values.shape
     return values.float().transpose(1, 2).reshape(panels * columns, groups)[:n].contiguous()
 
 
 def has_minimums(packed: Tensor) -> bool:
-    """By its header; not of one without values."""
+    """Whether the header says that there are minimums; False for a tensor without values."""
     return has_values(packed) and header_of(packed).shift == MINIMUMS

@@ -1,15 +1,15 @@
-"""Lowering: which calls a linear of a scheme is, and in which order.
+"""Lowering: which operator calls a linear of a scheme consists of, and in which order.
 
-`lower` is asked by the canonical form (`qfx.rewriting.canonical`), which makes nodes of the steps,
-and by modules (`qfx.nn.frozen`), which run them. What steps read and give goes by names: those of
-the operators' arguments, besides
+`lower` is called by the canonical form (`qfx.rewriting.canonical`), which makes nodes of the steps,
+and by modules (`qfx.nn.frozen`), which run them. The inputs and outputs of steps have names: those
+of the operators' arguments, and in addition
 
-    carrier                          x, where gradients flow to it; steps that quantize read x
-    static_scale, static_zero_point  what x is quantized with, where that does not follow from x
-    code_of_turned                   the code of x where K was transformed before
-    ste_code, gradient_seed          what linear_ste is told of x and w, and its random roundings
+    carrier                          x, if gradients flow to it; steps that quantize read x
+    static_scale, static_zero_point  for the quantization of x, if they are not computed from x
+    code_of_turned                   the code of x if K was transformed before
+    ste_code, gradient_seed          linear_ste's codes of x and w, and the seed of its roundings
 
-A scheme's own are those of `of_scheme`. The result is `y`.
+The values that depend on the scheme are those of `of_scheme`. The result is `y`.
 """
 
 from __future__ import annotations
@@ -40,8 +40,9 @@ CODES = ("q", "scale", "zero_point")
 
 @dataclass(frozen=True, eq=False)
 class LoweringStep:
-    """One call. `named`: arguments that go by other names among the values: by one, by several of
-    which they are the list, or by none where they are absent. `stem`: what graphs call its node."""
+    """One call. `named`: arguments that have other names among the values: one name, several names
+    of which the argument is the list, or None for absent arguments. `stem`: the name of its node in
+    graphs."""
 
     call: OperatorCall
     gives: tuple[str, ...]
@@ -54,7 +55,7 @@ class LoweringStep:
         object.__setattr__(self, "sources", sources)
 
     def run(self, values: Values) -> Any:
-        """Calls the operator: `call(read(values))`, in a part of the time that this takes."""
+        """Calls the operator: the same as `call(read(values))`, but faster."""
         call = self.call
         given = [values.get(s) if type(s) is str else _found(s, values) for s in self.sources]
         while len(given) > call.required and given[-1] is None:
@@ -62,7 +63,7 @@ class LoweringStep:
         return call.operator(*given)
 
     def read(self, values: Values) -> Values:
-        """The values by the names of the operator's arguments."""
+        """Returns the values by the names of the operator's arguments."""
         if not self.named:
             return values
         return {**values, **{name: _found(source, values) for name, source in self.named.items()}}
@@ -75,7 +76,8 @@ def _found(source: str | tuple[str, ...] | None, values: Values) -> Any:
 
 
 class Lowered(NamedTuple):
-    """`shared`: the steps that linears of one input have in common; `own`: the others."""
+    """The steps of a linear. `shared`: steps that linears with the same input have in common;
+    `own`: the others."""
 
     shared: tuple[LoweringStep, ...]
     own: tuple[LoweringStep, ...]
@@ -83,9 +85,10 @@ class Lowered(NamedTuple):
 
 @dataclass(frozen=True)
 class Circumstance:
-    """`turned`: K is transformed. `trains`: gradients are recorded; `guarded`: rows whose error may
-    be too large run in float. `canonical`: by operators that do one thing each, of which fusing
-    makes fewer; else by the fewest, `on_cuda` or on the CPU."""
+    """The circumstances of a linear. `turned`: K is transformed. `trains`: gradients are recorded.
+    `guarded`: rows whose error may be too large run in float. `canonical`: use operators that do
+    one thing each, which fusion later combines; otherwise use as few operators as possible,
+    `on_cuda` or on the CPU."""
 
     turned: bool
     trains: bool = False
@@ -114,7 +117,8 @@ _STE = (
 
 
 def lower(scheme: Scheme, given: Circumstance) -> Lowered:
-    """The steps from x to y. Forms without a gradient have the same where one is recorded."""
+    """Returns the steps from x to y. Forms without a gradient have the same steps if one is
+    recorded."""
     form = form_of(scheme)
     if given.guarded:
         return Lowered((), _GUARDED)

@@ -1,4 +1,4 @@
-"""Values that say how a rewritten site's operands are made: Packing and Constant.
+"""Packing and Constant: values that define how the operands of a rewritten site are made.
 
 `parts_of` is the one definition of a packed weight. It runs on tensors, and on `fx.Proxy` to emit
 the same operators into a graph.
@@ -22,7 +22,8 @@ aten = torch.ops.aten
 
 
 class Constant(NamedTuple):
-    """A vector that a recipe gives the graph: a factor, a static scale or zero point, outliers."""
+    """A vector from a recipe that a graph uses: a factor, a static scale or zero point, or
+    outliers."""
 
     values: tuple[float, ...]
     dtype: torch.dtype = torch.float32
@@ -34,15 +35,15 @@ class Constant(NamedTuple):
 
 @dataclass(frozen=True)
 class Packing:
-    """How a weight is stored: divided by `factor` [K], rotated in blocks, then codes by `spec`; the
-    columns that are `outliers` apart, in float. `rounding`: the codes, where not the nearest.
-    `group`: `Scheme.group`, that of the spec unless it is given."""
+    """The way in which a weight is stored: divided by `factor` [K], rotated in blocks, then codes
+    by `spec`; the `outliers` columns are stored separately in float. `rounding`: the codes, if not
+    rounded to nearest. `group`: `Scheme.group`; by default that of the spec."""
 
     spec: QSpec
     factor: tuple[float, ...] | None = None
     rotation: int = 0
     outliers: tuple[int, ...] = ()
-    guarded: bool = False  # with what the guard's bound (B5) needs
+    guarded: bool = False  # also store what the guard's bound (B5) needs
     rounding: Rounding | None = None
     group: int = 0
 
@@ -65,7 +66,7 @@ class Packing:
         return f"{self.spec}{transform}{outliers}{rounded}{'_guarded' if self.guarded else ''}"
 
     def constants(self) -> dict[str, Constant]:
-        """What `parts_of` needs beside the weight."""
+        """Returns the constants that `parts_of` needs in addition to the weight."""
         found = {}
         if self.factor is not None:
             found["factor"] = Constant(self.factor)
@@ -77,9 +78,10 @@ class Packing:
 def parts_of(
     w_nk: Any, packing: Packing, constants: dict[str, Any], k: int | None
 ) -> dict[str, Any]:
-    """The parts of a packed weight, from w_nk and the `Packing.constants`. (R1) (R3) (Q1)-(Q3)
+    """Returns the parts of a packed weight, from w_nk and the `Packing.constants`. (R1) (R3)
+    (Q1)-(Q3)
 
-    With `codes` among these, int8 [N, K], they take the place of (Q3). (Q9)
+    If `constants` contains `codes`, int8 [N, K], they replace those of (Q3). (Q9)
     """
     spec, found, given = packing.spec, {}, w_nk
     factor, outliers = constants.get("factor"), constants.get("outliers")
@@ -99,7 +101,8 @@ def parts_of(
 
 
 def _error(w: Any, w_nk: Any, triple: Any, packing: Packing, k: int | None) -> Any:
-    """alpha and beta, float32 [2]: the norms of codes and of their error, relative to w. (B5)"""
+    """Returns alpha and beta, float32 [2]: the norms of the codes and of their error, relative to
+    w. (B5)"""
     wanted = aten.to.dtype(w_nk, torch.float32)
     if packing.rotation:
         wanted = ops.rotate.default(wanted, None, packing.rotation)
@@ -120,11 +123,11 @@ def _error(w: Any, w_nk: Any, triple: Any, packing: Packing, k: int | None) -> A
 
 
 def _norms(w_nk: Any) -> Any:
-    """Of each row, in float64."""
+    """Returns the norm of each row, in float64."""
     return aten.linalg_vector_norm.default(w_nk, 2, [1], False, dtype=torch.float64)
 
 
 def _column_factor(w_nk: Any, bits: int) -> Any:
-    """factor_k = max_n |w_nk| / qmax: what makes the weight one of a single scale. (R2)"""
+    """Returns factor_k = max_n |w_nk| / qmax, with which the weight has a single scale. (R2)"""
     largest = aten.amax.default(aten.abs.default(aten.to.dtype(w_nk, torch.float32)), [0])
     return aten.clamp_min.default(torch.div(largest, code_range(bits, True)[1]), SMALLEST_SCALE)

@@ -1,4 +1,4 @@
-"""Random bits that depend on a seed and a place alone, by which codes are rounded. (Q7)"""
+"""Random bits that depend only on a seed and a position, used to round codes. (Q7)"""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ _WORD = 0xFFFFFFFF
 
 
 def philox(counter: Sequence[Tensor], key: Sequence[Tensor], rounds: int = ROUNDS) -> list[Tensor]:
-    """Philox-4x32: four words of a counter, two of a key -> four random words, all int64 [...].
+    """Computes Philox-4x32: four words of a counter, two of a key -> four random words, all int64
+    [...].
 
-    After Salmon, Moraes, Dror and Shaw, Parallel random numbers: as easy as 1, 2, 3 (2011).
+    Source: Salmon, Moraes, Dror and Shaw, Parallel random numbers: as easy as 1, 2, 3 (2011).
     """
     c0, c1, c2, c3 = counter
     for r in range(rounds):
@@ -26,7 +27,7 @@ def philox(counter: Sequence[Tensor], key: Sequence[Tensor], rounds: int = ROUND
 
 
 def random_bits(seed: Tensor, count: int) -> Tensor:
-    """16 random bits for each of the elements 0..count-1: int64 [count]. (Q7)"""
+    """Returns 16 random bits for each of the elements 0..count-1: int64 [count]. (Q7)"""
     groups = -(-count // 64)
     block = torch.arange(8 * groups, dtype=torch.int64, device=seed.device)
     zero, key = torch.zeros_like(block), seed.reshape(())

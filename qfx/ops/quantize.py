@@ -1,4 +1,4 @@
-"""quantize, dequantize, fake_quantize: references, fakes, gradients. docs/numerics.md."""
+"""quantize, dequantize, fake_quantize: references, fakes, gradients. See docs/numerics.md."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SMALLEST_SCALE = 2.0**-126  # the smallest normal float32
 
 
 def code_range(bits: int, symmetric: bool) -> tuple[int, int]:
-    """(qmin, qmax) of `bits`-bit codes; symmetric codes leave out the lowest one."""
+    """Returns (qmin, qmax) of `bits`-bit codes; symmetric codes leave out the lowest one."""
     qmax = 2 ** (bits - 1) - 1
     return (-qmax if symmetric else -qmax - 1), qmax
 
@@ -36,15 +36,15 @@ def quantize(
     seed: Tensor | None = None,
     factor: Tensor | None = None,
 ) -> Triple:
-    """x [..., K] -> codes q int8 [..., K], scale float32 and zero_point int32 [..., 1], or
-    [..., G] with groups. `code`: the five numbers of a `Code`. (Q1)-(Q4)
+    """Quantizes x [..., K] to codes q int8 [..., K], scale float32 and zero_point int32 [..., 1],
+    or [..., G] with groups. `code`: the five numbers of a `Code`. (Q1)-(Q4)
 
-    Of rotate(x.float(), factor, rotation) (R1), without a factor and a rotation x itself. Per
-    tensor all rows have the same scale and zero point, but for those with a NaN or an infinity.
-    With groups of K each is as a row, G = ceil(K / group), the last perhaps shorter. A `scale`
-    float32 that is given, and with it perhaps a zero point int32, is one for all or one for each
-    row (Q6). `seed` int64 [1]: symmetric codes, rounded stochastically (Q7); they depend on nothing
-    but the arguments' values.
+    First x is replaced by rotate(x.float(), factor, rotation) (R1), which is x without a factor and
+    a rotation. Per tensor, all rows have the same scale and zero point, except those with a NaN or
+    an infinity. With groups of K each group is treated like a row, G = ceil(K / group), and the
+    last group may be shorter. A given `scale` float32, optionally with a zero point int32, is one
+    for all or one for each row (Q6). `seed` int64 [1]: symmetric codes, rounded stochastically
+    (Q7); they depend on nothing but the arguments' values.
     """
     how = Code(*code)
     x = rotate(x.float(), factor, how.rotation)
@@ -56,14 +56,14 @@ def quantize(
 
 
 def _dynamic(x: Tensor, how: Code) -> Triple:
-    """Scales that follow from x. (Q1)-(Q4)"""
+    """Quantizes with scales that are computed from x. (Q1)-(Q4)"""
     qmin, qmax = code_range(how.bits, bool(how.symmetric))
     rows = x.reshape(x.shape[:-1].numel(), x.shape[-1])
-    padded = F.pad(rows, (0, 1))  # the range holds zero, also that of an empty row
+    padded = F.pad(rows, (0, 1))  # the range contains zero, also that of an empty row
     low, high = padded.amin(1, keepdim=True), padded.amax(1, keepdim=True)
     largest = torch.maximum(high, -low)
     finite = largest.isfinite()
-    if how.per_tensor:  # of the finite rows, none of which may be there
+    if how.per_tensor:  # over the finite rows, of which there may be none
         low = F.pad(low.where(finite, 0), (0, 0, 0, 1)).amin().expand_as(low)
         high = F.pad(high.where(finite, 0), (0, 0, 0, 1)).amax().expand_as(high)
     if how.symmetric:
@@ -83,7 +83,7 @@ def _dynamic(x: Tensor, how: Code) -> Triple:
 
 
 def _in_groups(x: Tensor, how: Code) -> Triple:
-    """Each group of K as a row."""
+    """Quantizes each group of K as a row."""
     k, rows = x.shape[-1], x.shape[:-1].numel()
     groups = -(-k // how.group)
     padded = F.pad(x.reshape(rows, k), (0, groups * how.group - k))
@@ -95,7 +95,7 @@ def _in_groups(x: Tensor, how: Code) -> Triple:
 
 
 def _static(x: Tensor, how: Code, scale: Tensor, zero_point: Tensor | None) -> Triple:
-    """A scale that is given. (Q6)"""
+    """Quantizes with a given scale. (Q6)"""
     qmin, qmax = code_range(how.bits, bool(how.symmetric))
     rows = x.reshape(x.shape[:-1].numel(), x.shape[-1])
     given = scale.reshape(-1, 1).expand(rows.shape[0], 1)
@@ -112,7 +112,7 @@ def _static(x: Tensor, how: Code, scale: Tensor, zero_point: Tensor | None) -> T
 
 
 def _stochastic(x: Tensor, how: Code, seed: Tensor) -> Triple:
-    """The scales of symmetric codes, and random roundings. (Q7)"""
+    """Quantizes with the scales of symmetric codes and stochastic rounding. (Q7)"""
     qmax = code_range(how.bits, True)[1]
     _, scale, zero_point = _dynamic(x, how)
     u = (random_bits(seed, x.numel()).float() * 2**-16 + 2**-17).reshape(x.shape)
@@ -145,9 +145,10 @@ def dequantize(
     activation: str,
     out_dtype: torch.dtype,
 ) -> Tensor:
-    """q int8 or int32 [..., N] -> act((q - zero_point) * (scale * col_scale) + bias). (Q5) (E1)
+    """Computes act((q - zero_point) * (scale * col_scale) + bias) from q int8 or int32 [..., N].
+    (Q5) (E1)
 
-    col_scale float32 [N], or [*B, 1, N] for q [*B, M, N]: one for each column of each matrix.
+    col_scale is float32 [N], or [*B, 1, N] for q [*B, M, N]: one for each column of each matrix.
     """
     rows = q.reshape(q.shape[:-1].numel(), q.shape[-1])
     if zero_point is not None:
@@ -178,7 +179,7 @@ def _(
 def fake_quantize(
     x: Tensor, axes: Sequence[int], bits: int, symmetric: bool, out_dtype: torch.dtype
 ) -> Tensor:
-    """x^ = dequantize(quantize(x)), the values that the codes of x stand for. (Q5)"""
+    """Returns x^ = dequantize(quantize(x)), the values that the codes of x represent. (Q5)"""
     code = Code(bits, int(symmetric), int(tuple(axes) == PER_TENSOR))
     return dequantize(*quantize(x, code), None, None, "none", out_dtype)
 

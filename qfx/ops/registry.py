@@ -1,6 +1,7 @@
-"""Ties an operator's parts together: C++ schema and kernels, reference, fake, gradient.
+"""Registry: ties the parts of an operator together: C++ schema and kernels, reference, fake,
+gradient.
 
-`REFERENCES[name]` is the definition of `torch.ops.qfx.<name>` in plain torch. A test fails when an
+`REFERENCES[name]` is the definition of `torch.ops.qfx.<name>` in plain torch. A test fails if an
 operator lacks one of its parts.
 """
 
@@ -51,7 +52,7 @@ def fake(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 
 
 def _tensors(arguments: Iterable[Any]) -> Iterator[Tensor]:
-    """The tensors among the arguments, and in lists of them."""
+    """Yields the tensors among the arguments, including those in lists."""
     for argument in arguments:
         if isinstance(argument, Tensor):
             yield argument
@@ -60,8 +61,8 @@ def _tensors(arguments: Iterable[Any]) -> Iterator[Tensor]:
 
 
 def linear_fake(name: str) -> None:
-    """Registers that of a linear: of x or q [..., K] it returns `out_dtype` [..., N], N as its
-    `layout` says."""
+    """Registers the fake of a linear: for x or q [..., K] it returns `out_dtype` [..., N], with N
+    from its `layout`."""
     names = [argument.name for argument in schema(getattr(torch.ops.qfx, name).default).arguments]
     left, dtype = names.index("q" if "q" in names else "x"), names.index("out_dtype")
     layout = names.index("layout")
@@ -75,10 +76,11 @@ def linear_fake(name: str) -> None:
 
 
 def gradient(name: str, setup: Setup, formula: Formula) -> None:
-    """Gives operator `name` a first-order gradient; tangents and second orders are errors.
+    """Gives operator `name` a first-order gradient. Tangents and second orders raise errors.
 
     `setup(ctx, inputs, output)` saves what `formula(ctx, *grads)` needs, which returns a gradient
-    for each input. As `torch.library.register_autograd`, which would lose tangents without a word.
+    for each input. The function is like `torch.library.register_autograd`, which would silently
+    lose tangents.
     """
     op = getattr(torch.ops.qfx, name).default
     defaults = [argument.default_value for argument in schema(op).arguments]
@@ -87,8 +89,9 @@ def gradient(name: str, setup: Setup, formula: Formula) -> None:
     gives_list = any(_is_of_tensors(result.type) for result in schema(op).returns)
 
     def forward(ctx: Any, how: tuple[Any, int], *given: Any) -> Any:
-        """`how`: the keyset and the number of arguments, behind which stand the tensors of those
-        that are lists: autograd sees tensors that are arguments or results themselves alone."""
+        """Runs the operator below autograd. `how`: the keyset and the number of arguments. After
+        the arguments, `given` contains the tensors of those that are lists, because autograd only
+        tracks tensors that are arguments or results themselves."""
         keyset, count = how
         args, ctx.in_lists = given[:count], len(given) - count
         output = redispatch_below(op, keyset, args)
@@ -121,7 +124,7 @@ def gradient(name: str, setup: Setup, formula: Formula) -> None:
 
 
 def _is_of_tensors(kind: Any) -> bool:
-    """Whether this type is a list of tensors, some perhaps absent."""
+    """Whether this type is a list of tensors, some of which may be None."""
     return str(kind) in ("List[Tensor]", "List[Optional[Tensor]]")
 
 
@@ -142,7 +145,7 @@ def no_gradient(name: str, instead: str = INSTEAD) -> None:
 
 
 def refuse_tangents(what: str, arguments: Iterable[Any]) -> None:
-    """Raises NotImplementedError when an argument carries a forward-mode tangent."""
+    """Raises NotImplementedError if an argument carries a forward-mode tangent."""
     for i, argument in enumerate(arguments):
         if any(forward_ad.unpack_dual(t).tangent is not None for t in _tensors([argument])):
             raise NotImplementedError(

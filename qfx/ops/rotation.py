@@ -13,7 +13,7 @@ ops = torch.ops.qfx
 
 
 def _stage(v: Tensor, h: int, back: bool) -> Tensor:
-    """v [..., block]: every element with its partner added or taken off."""
+    """Adds or subtracts to every element of v [..., block] its partner at distance h."""
     i = torch.arange(v.shape[-1], dtype=torch.int64, device=v.device)
     at = i ^ h if back else i
     low_bit_of_a_digit = bool(h & 0b01010101)
@@ -23,7 +23,7 @@ def _stage(v: Tensor, h: int, back: bool) -> Tensor:
 
 
 def rotated_blocks(v: Tensor, block: int, back: bool) -> Tensor:
-    """Every `block` consecutive k times R, or its transpose."""
+    """Multiplies every `block` consecutive elements of K by R, or by its transpose."""
     blocks = v.reshape(*v.shape[:-1], v.shape[-1] // block, block)
     stages = [2**i for i in range(block.bit_length() - 1)]
     for h in reversed(stages) if back else stages:
@@ -33,10 +33,11 @@ def rotated_blocks(v: Tensor, block: int, back: bool) -> Tensor:
 
 @reference
 def rotate(x: Tensor, factor: Tensor | None, rotation: int, back: bool = False) -> Tensor:
-    """R (x * factor): x float [..., K], factor float32 [K] or 1, R of blocks of `rotation`. (R1)
+    """Computes R (x * factor): x float [..., K], factor float32 [K] or 1, R in blocks of
+    `rotation`. (R1)
 
-    `rotation` is 0 (no R), 16 or 64 and divides K. `back`: factor * (R^T x), the gradient. The
-    result has the type of x. Source: docs/numerics.md.
+    `rotation` is 0 (no R), 16 or 64 and divides K. `back`: computes factor * (R^T x), the gradient.
+    The result has the dtype of x. Source: docs/numerics.md.
     """
     v = x.float()
     if factor is not None and not back:
@@ -54,7 +55,7 @@ def _(x: Tensor, factor: Tensor | None, rotation: int, back: bool = False) -> Te
 
 
 def transformed_weight(w: Tensor, factor: Tensor | None, rotation: int) -> Tensor:
-    """w' = R (w / factor) of w [N, K], in float32: what is quantized and packed. (R1)"""
+    """Returns w' = R (w / factor) for w [N, K], in float32: what is quantized and packed. (R1)"""
     if factor is None and not rotation:
         return w
     v = w.float() if factor is None else w.float() / factor
@@ -68,7 +69,8 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 
 def _formula(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-    """Of a linear map: its transpose. The factor's is summed over the rows."""
+    """Returns the gradients: for x the transpose of the linear map, for the factor a sum over
+    rows."""
     x, factor = ctx.saved_tensors
     dx = ops.rotate(grad, factor, ctx.rotation, not ctx.back)
     if not ctx.for_factor:

@@ -1,8 +1,8 @@
-"""How PyTorch's distributed tensors go through our operators: cut along rows of activations, or
-along batches and heads of attentions. Weights are whole on each rank.
+"""Sharding: how PyTorch's distributed tensors pass through our operators. They are cut along rows
+of activations, or along batches and heads of attentions. Weights are whole on each rank.
 
-PyTorch takes such rules once its distributed tensors are imported, which takes as long as the rest
-of `import qfx`: `register` is called where qfx meets them first.
+PyTorch accepts such rules only when its distributed tensors are imported, which takes as long as
+the rest of `import qfx`. Therefore `register` is called when qfx first meets them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from qfx.host.distributed import register_sharding_rule
 
 ops = torch.ops.qfx
-# Of each operator the arguments that have rows, and how many results have them too.
+# For each operator: the arguments that have rows, and how many results have them too.
 _BY_ROWS: dict[Any, tuple[tuple[str, ...], int]] = {
     ops.quantize.default: (("x", "scale", "zero_point"), 3),
     ops.dequantize.default: (("q", "scale", "zero_point"), 1),
@@ -31,12 +31,12 @@ _BY_HEADS = {
     ops.int8_attention.default: (("q", "k", "v", "mask"), 1),
     ops.attention_decode.default: (("q", "k", "v", "mask"), 1),
 }
-_HEAD_DIMS = 2  # the last two, of tokens and features, belong together
+_HEAD_DIMS = 2  # the last two, tokens and features, are not cut
 
 
 @cache
 def register() -> None:
-    """Registers the rules, once."""
+    """Registers the sharding rules of our operators with PyTorch. Further calls do nothing."""
     for operator, (names, results) in _BY_ROWS.items():
         register_sharding_rule(operator, _rule(operator, names, results, 1))
     for operator, (names, results) in _BY_HEADS.items():
@@ -46,8 +46,8 @@ def register() -> None:
 def _rule(
     operator: Any, names: Sequence[str], results: int, whole_dims: int
 ) -> Callable[..., list[tuple[list[Any], list[Any]]]]:
-    """A function of an operator's arguments: the ways in which its tensors may lie. Of the `names`
-    those are cut that have the dimension."""
+    """Returns a function of an operator's arguments that returns the possible placements of its
+    tensors. Those of `names` that have the dimension are cut."""
     from torch.distributed.tensor import Replicate, Shard
 
     schema = [argument.name for argument in operator._schema.arguments]
@@ -70,7 +70,7 @@ def _rule(
 
 
 def _all_rows_together(given: dict[str, Any]) -> bool:
-    """Whether all rows have one scale that follows from them."""
+    """Whether all rows share one scale that is computed from them."""
     code, axes = given.get("code"), given.get("axes")
     return bool(code and code[2]) or (axes is not None and len(axes) > 1)
 
@@ -80,6 +80,6 @@ def _has(tensor: Any, dim: int) -> bool:
 
 
 def _alike(tensors: Sequence[Any], dim: int) -> bool:
-    """Whether equal shares of them belong together, as of heads that share keys."""
+    """Whether equal shares of the tensors belong together, as for heads that share keys."""
     sizes = {tensor.shape[dim] for tensor in tensors}
     return len(sizes) == 1 or not any(size % tensors[0].mesh.size() for size in sizes)

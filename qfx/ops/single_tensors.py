@@ -1,7 +1,8 @@
 """quantize, dequantize and the error between: functions of a tensor and a QSpec, for any use.
 
-A tensor [..., K] is the matrix [rows, K]. What shares a scale becomes a row of the operators:
-the matrix itself, its transpose (`PER_COLUMN`) or its groups. Equations: docs/numerics.md.
+A tensor [..., K] is treated as the matrix [rows, K]. The elements that share a scale become a row
+for the operators: the matrix itself, its transpose (`PER_COLUMN`) or its groups. Equations:
+docs/numerics.md.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ ops = torch.ops.qfx
 
 
 class Quantized(NamedTuple):
-    """Integers and what they stand for: (codes - zero_point) * scale. (Q5)
+    """Integers and the values that they represent: (codes - zero_point) * scale. (Q5)
 
     `codes`: int8 [..., K]. `scale` float32, `zero_point` int32: [..., 1] per row and per tensor,
-    where they are the same for all rows but those with a NaN or an infinity, [1, ..., K] per
+    where they are the same for all rows except those with a NaN or an infinity, [1, ..., K] per
     column, [..., ceil(K / group)] in groups.
     """
 
@@ -41,11 +42,14 @@ def quantize(
     scale: Tensor | None = None,
     zero_point: Tensor | None = None,
 ) -> Quantized:
-    """The codes of x [..., K], float32, bfloat16 or float16, which stays as it is. (Q1)-(Q4), (Q6)
+    """Returns the codes of `x` [..., K], float32, bfloat16 or float16. `x` is not changed.
+    (Q1)-(Q4), (Q6)
+
+        codes, scale, zero_point, spec = qfx.quantize(x, qfx.QSpec(bits=4, group=32))
 
     `scale` (float32, one, or [K] per column) and `zero_point` (int32, the same) are for a static
-    `spec`, and only for it. Constants to autograd: a backward through them is an error. Raises
-    ValueError for a scalar x and a scale that is missing or too much.
+    `spec`, and only for it. The codes are constants to autograd: a backward through them is an
+    error. Raises ValueError for a scalar `x` and for a missing or superfluous scale.
     """
     spec = spec or QSpec()
     if not x.dim():
@@ -74,7 +78,9 @@ def _chosen(rows: Tensor, spec: QSpec) -> tuple[Tensor, Tensor, Tensor]:
 def dequantize(
     quantized: Quantized, dtype: torch.dtype = torch.float32, out: Tensor | None = None
 ) -> Tensor:
-    """The values [..., K] that the codes stand for, in `out` if it is given. (Q5)
+    """Returns the values [..., K] that the codes represent, in `out` if it is given. (Q5)
+
+        x_hat = qfx.dequantize(qfx.quantize(x))
 
     Raises ValueError for an `out` of another shape.
     """
@@ -91,22 +97,30 @@ def dequantize(
 
 @torch.no_grad()
 def quantize_dequantize_(x: Tensor, spec: QSpec | None = None) -> Tensor:
-    """Replaces x [..., K], in place, by the values its codes stand for, and returns it."""
+    """Replaces `x` [..., K], in place, by the values that its codes represent, and returns it.
+
+        x_hat = qfx.quantize_dequantize_(x.clone(), qfx.QSpec(bits=4))
+
+    Raises the errors of `quantize`.
+    """
     return dequantize(quantize(x, spec), x.dtype, out=x)
 
 
 @torch.no_grad()
 def quantization_error(x: Tensor, spec: QSpec | None = None) -> tuple[float, float]:
-    """(l2, sqnr_db) of quantizing x [..., K]: what it loses, computed in float64.
+    """Returns (l2, sqnr_db), the error of quantizing `x` [..., K], computed in float64.
 
-    l2 = ||x - x^||, in units of x; sqnr_db = 20 log10(||x|| / l2), infinite where nothing is lost.
+        l2, sqnr_db = qfx.quantization_error(x, qfx.QSpec(bits=4, group=32))
+
+    l2 = ||x - x^||, in units of x; sqnr_db = 20 log10(||x|| / l2) in dB, infinite if nothing is
+    lost. Raises the errors of `quantize`.
     """
     exact, values = x.double(), dequantize(quantize(x, spec))
     return float((exact - values.double()).norm()), sqnr(exact, values)
 
 
 def _rows(x: Tensor, spec: QSpec) -> Tensor:
-    """x [..., K] so that what shares a scale is a row."""
+    """Reshapes x [..., K] so that elements with the same scale form a row."""
     if spec.axes == PER_COLUMN:
         return x.reshape(x.shape[:-1].numel(), x.shape[-1]).t()
     if spec.group:
@@ -117,7 +131,7 @@ def _rows(x: Tensor, spec: QSpec) -> Tensor:
 
 
 def _matrix(rows: Tensor, like: Tensor, spec: QSpec) -> Tensor:
-    """The inverse of `_rows`: [..., K] of the shape of `like`."""
+    """Inverts `_rows`: returns [..., K] of the shape of `like`."""
     if spec.axes == PER_COLUMN:
         return rows.t().reshape(like.shape)
     if spec.group:
@@ -132,7 +146,12 @@ def _scale_shape(x: Tensor, spec: QSpec) -> tuple[int, ...]:
 
 
 def sqnr(signal: Tensor, noisy: Tensor) -> float:
-    """Signal to quantization noise ratio in dB, 10 log10(sum s^2 / sum (s - n)^2)."""
+    """Returns the signal-to-quantization-noise ratio in dB, 10 log10(sum s^2 / sum (s - n)^2).
+
+        print(qfx.sqnr(model(x), compiled(x)))
+
+    `signal` and `noisy` have the same shape. The ratio is infinite if they are equal.
+    """
     s, n = signal.double(), noisy.double()
     noise, power = (s - n).square().sum().item(), s.square().sum().item()
     return math.inf if noise == 0 else 10 * math.log10(power / noise) if power else -math.inf

@@ -1,11 +1,11 @@
-"""linear_ste: the linear that trains, or whose input does, with straight-through gradients.
+"""linear_ste: a linear that trains, or whose input does, with straight-through gradients. See
 docs/numerics.md (T1) (T2) (T3).
 
-The forward is `linear` on codes that were made outside, so that sites with one input share them.
-`x`, `w`, `x_step` and `w_step` only say where the gradients go; `factor` and the code's rotation
-how x and w became what the codes stand for (R1). Saved for the backward are the packed weight, or
-the parameter w where it trains; the int8 codes of x with their scales where w or a step needs them;
-and x only when its step is given.
+The forward is `linear` on codes that were computed before, so that sites with one input share them.
+`x`, `w`, `x_step` and `w_step` only determine where the gradients go; `factor` and the code's
+rotation say how x and w were transformed before they became codes (R1). The backward needs the
+packed weight, or the parameter w if it trains; the int8 codes of x with their scales if w or a step
+needs a gradient; and x only if its step is given.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from qfx.ops.single_tensors import Quantized, dequantize
 from qfx.values.scheme import QSpec
 
 ops = torch.ops.qfx
-_INPUTS = 12  # of the operator
+_INPUTS = 12  # arguments of the operator
 
 
 @reference
@@ -45,12 +45,13 @@ def linear_ste(
     out_dtype: torch.dtype,
     factor: Tensor | None = None,
 ) -> Tensor:
-    """linear(*codes, weight, layout, bias): `codes` q, scale and zero point [..., K] -> [..., N].
+    """Computes linear(*codes, weight, layout, bias). `codes`: q, scale and zero point [..., K] ->
+    [..., N].
 
-    Gradients go to x [..., K], w [N, K] (None: the weight is frozen), bias [N], and to the steps:
-    None where a scale was chosen dynamically. A weight that trains has one scale for each row.
-    `seed` int64 [1]: the backward runs in int8 too. The codes are of x' and w' of (R1); x and w are
-    given as is. `code`: the five numbers of x, then the bits of w, and 1 where it has one scale for
+    Gradients go to x [..., K], w [N, K] (None: the weight is frozen), bias [N], and to the steps
+    (None for a dynamic scale). A weight that trains has one scale for each row. `seed` int64 [1]:
+    the backward also runs in int8. The codes are of x' and w' of (R1), while x and w are
+    untransformed. `code`: the five numbers of x, then the bits of w, and 1 if w has one scale for
     the matrix.
     """
     q, scale, zero_point = codes
@@ -61,7 +62,7 @@ linear_fake("linear_ste")
 
 
 def weight_values(weight: Tensor, layout: Sequence[int], k: int, dtype: torch.dtype) -> Tensor:
-    """w^ [N, K]: the values that a packed weight stands for. (Q5) (Q14)"""
+    """Returns w^ [N, K], the values that a packed weight represents. (Q5) (Q14)"""
     said = Layout(*layout)
     codes, scale, zero, minimum = ops.unpack_weight(weight, list(layout), k)
     found = Quantized(codes, scale, zero, QSpec(group=said.scale_group))
@@ -72,16 +73,16 @@ def weight_values(weight: Tensor, layout: Sequence[int], k: int, dtype: torch.dt
 
 
 class _Saved(NamedTuple):
-    """The tensors of the backward."""
+    """The tensors saved for the backward."""
 
     x: Tensor | None  # only with x_step
     w: Tensor | None
     x_step: Tensor | None
     w_step: Tensor | None
-    q: Tensor | None  # these three for the gradients of w and of x_step
+    q: Tensor | None  # these three are for the gradients of w and of x_step
     scale: Tensor | None
     zero_point: Tensor | None
-    weight: Tensor | None  # unless w is there to be quantized again
+    weight: Tensor | None  # None if w is available and is quantized again
     seed: Tensor | None
     factor: Tensor | None
 
@@ -117,7 +118,7 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 
 def _formula(ctx: Any, grad: Tensor | None) -> tuple[Any, ...]:
-    """(T1): gradients of x, w, bias, x_step, w_step; None for the rest."""
+    """Computes (T1): gradients of x, w, bias, x_step, w_step; None for the rest."""
     gradients: list[Tensor | None] = [None] * _INPUTS
     if grad is None:
         return tuple(gradients)
@@ -183,7 +184,7 @@ def _is_transformed(ctx: Any, saved: _Saved) -> bool:
 
 
 def _input(ctx: Any, saved: _Saved) -> Tensor:
-    """x' of (R1), in the type of x where that is x itself."""
+    """Returns x' of (R1), in the dtype of x if it is x itself."""
     assert saved.x is not None
     if not _is_transformed(ctx, saved):
         return saved.x
@@ -191,20 +192,20 @@ def _input(ctx: Any, saved: _Saved) -> Tensor:
 
 
 def _float_weight(ctx: Any, saved: _Saved) -> Tensor:
-    """w' of (R1)."""
+    """Returns w' of (R1)."""
     assert saved.w is not None
     return transformed_weight(saved.w, saved.factor, ctx.code.rotation)
 
 
 def _product_like(w: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """a @ b in the memory order of w, which may be the transpose of a parameter."""
+    """Returns a @ b in the memory order of w, which may be the transpose of a parameter."""
     return (b.t() @ a.t()).t() if w.stride(0) < w.stride(1) else a @ b
 
 
 def through_step(
     d: Tensor, v: Tensor, codes: Tensor, step: Tensor, zero: Any, limits: tuple[int, int]
 ) -> tuple[Tensor, Tensor]:
-    """From the gradient d of v^ = codes * step to those of v and of step. (T2)"""
+    """Returns, for the gradient d of v^ = codes * step, the gradients of v and of step. (T2)"""
     scaled = v / step
     inside = (scaled + zero >= limits[0]) & (scaled + zero <= limits[1])
     d_step = d * (codes - torch.where(inside, scaled, 0.0))
@@ -216,7 +217,8 @@ def through_step(
 
 
 def _weight(ctx: Any, saved: _Saved, dtype: torch.dtype) -> Tensor:
-    """w^ [N, K]. Not the forward's codes, which would have to stay in memory until here."""
+    """Returns w^ [N, K]. The forward's codes are not used, because they would have to stay in
+    memory until the backward."""
     if saved.weight is not None:
         return weight_values(saved.weight, ctx.layout, ctx.shape[-1], dtype)
     axes = [0, 1] if ctx.w_per_tensor else [1]
@@ -224,7 +226,7 @@ def _weight(ctx: Any, saved: _Saved, dtype: torch.dtype) -> Tensor:
 
 
 def _weight_codes(ctx: Any, saved: _Saved) -> tuple[Tensor, Tensor]:
-    """Codes [N, K] and scale [N]."""
+    """Returns the codes [N, K] and the scale [N] of the weight."""
     if saved.weight is None:
         code = list(Code(ctx.w_bits, per_tensor=ctx.w_per_tensor))
         q, scale, _ = ops.quantize(_float_weight(ctx, saved), code)
@@ -239,7 +241,8 @@ def _weight_codes(ctx: Any, saved: _Saved) -> tuple[Tensor, Tensor]:
 def _int8_product(
     g: Tensor, factor: Tensor, codes: Tensor, seed: Tensor, dtype: torch.dtype
 ) -> Tensor:
-    """g [M, N] factor [N], rounded stochastically row by row, with codes [K, N] int8 -> [M, K]."""
+    """Multiplies g [M, N] factor [N], rounded stochastically row by row, by codes [K, N] int8 ->
+    [M, K]."""
     q, scale, zero_point = ops.quantize(g, list(Code()), None, None, seed, factor)
     k = codes.shape[0]
     weight = ops.pack_weight(codes, scale.new_ones(k))
@@ -250,7 +253,8 @@ def _int8_product(
 def _int8_weight_gradient(
     g: Tensor, scale: Tensor, q: Tensor, zero_point: Tensor, seed: Tensor
 ) -> Tensor:
-    """sum_m g[m, n] scale[m] (q[m, k] - zero_point[m]): zero points are one more column of q."""
+    """Computes sum_m g[m, n] scale[m] (q[m, k] - zero_point[m]), with the zero points as an
+    additional column of q."""
     rows = q.shape[0]
     columns = torch.cat([q, zero_point.expand(rows, 1).to(torch.int8)], 1)
     factor = scale.reshape(-1).expand(rows)

@@ -1,7 +1,8 @@
-"""Storage: weights of a `QSpec` as packed tensors, and the values that these hold.
+"""Storage: weights of a `QSpec` as packed tensors, and the values that they contain.
 
-`quantized` runs on tensors, and on `fx.Proxy` to emit the same operators into a graph. `group`
-here: the elements of K that are added up by themselves, be it for scales of x, 0 for all.
+`quantized` runs on tensors, and on `fx.Proxy` to emit the same operators into a graph. `group` in
+this file is the number of elements of K that are summed separately, which may also be required by
+scales of x; 0 for all.
 """
 
 from __future__ import annotations
@@ -22,17 +23,17 @@ aten = torch.ops.aten
 
 
 class PackedTriple(NamedTuple):
-    """A quantized weight, packed, and codes, scale and zero point as `quantize` returns them of
-    rows, or of groups as rows."""
+    """A packed quantized weight, and the codes, scale and zero point returned by `quantize` for
+    rows, or for groups as rows."""
 
     weight: Any
     triple: Any
 
 
 class Values(NamedTuple):
-    """What a weight's codes are and mean, in no layout of a processor: int8 [N, K], and float32 and
-    int32 of the shape `scale_shape`. `minimum`: of groups whose values are (code - zero_point)
-    scale + minimum. (Q5) (Q14)"""
+    """The codes of a weight and their meaning, independent of any processor's layout: int8 [N, K],
+    and float32 and int32 of the shape `scale_shape`. `minimum`: for groups whose values are (code -
+    zero_point) scale + minimum. (Q5) (Q14)"""
 
     codes: Any
     scale: Any
@@ -43,8 +44,8 @@ class Values(NamedTuple):
 def quantized(
     w_nk: Any, spec: QSpec, group: int, rotation: int, k: int | None, codes: Any
 ) -> PackedTriple:
-    """A float weight as this spec stores it, `codes` in the place of the nearest where they are not
-    None. K has to be known where it is cut into groups that have scales. (Q1) (Q3) (E3) (Q14)"""
+    """Returns a float weight as this spec stores it. `codes` replace the codes rounded to nearest,
+    unless None. K must be known if it is cut into groups with scales. (Q1) (Q3) (E3) (Q14)"""
     if spec.group:
         assert k is not None
         return _by_group(w_nk, spec, rotation, k, codes)
@@ -59,7 +60,7 @@ def quantized(
 
 
 def _by_group(w_nk: Any, spec: QSpec, rotation: int, k: int, codes: Any) -> PackedTriple:
-    """One scale, and zero point, for each group of a row, which is quantized as a row."""
+    """Quantizes each group of a row as a row, with one scale and zero point."""
     padding = -k % spec.group
     if rotation:
         w_nk = ops.rotate.default(aten.to.dtype(w_nk, torch.float32), None, rotation)
@@ -83,14 +84,15 @@ def _by_group(w_nk: Any, spec: QSpec, rotation: int, k: int, codes: Any) -> Pack
 
 
 def _as_rows(values: Any, columns: int, w_nk: Any) -> Any:
-    """[N, columns]; of none, as of a weight without elements, its shape."""
+    """Returns values as [N, columns]. Without columns the weight has no elements, and its shape is
+    used."""
     if columns:
         return torch.reshape(values, (-1, columns))
     return aten.to.other(w_nk, values)
 
 
 def quantize_to_half(rows: Any, bits: int, symmetric: bool) -> tuple[Any, Any, Any]:
-    """`quantize` of rows, under its scales rounded to bfloat16. (Q14)"""
+    """Quantizes rows as `quantize` does, but with its scales rounded to bfloat16. (Q14)"""
     code = list(Code(bits, int(symmetric)))
     found = ops.quantize.default(rows, code)
     half = aten.to.dtype(aten.to.dtype(found[1], torch.bfloat16), torch.float32)
@@ -100,7 +102,7 @@ def quantize_to_half(rows: Any, bits: int, symmetric: bool) -> tuple[Any, Any, A
 
 
 def packed_values(values: Values, spec: QSpec, group: int) -> Any:
-    """The packed weight of these values."""
+    """Returns the packed weight of these values."""
     codes, scale, zero, minimum = values
     if not spec.packed:
         return ops.pack_weight(codes, scale, zero, None, 8, group or spec.group)
@@ -112,7 +114,7 @@ def packed_values(values: Values, spec: QSpec, group: int) -> Any:
 
 
 def values_of(weight: Any, spec: QSpec, group: int, n: int, k: int) -> Values:
-    """What a packed weight [n, k] holds."""
+    """Returns the values of a packed weight [n, k]."""
     codes, scale, zero, minimum = ops.unpack_weight(weight, layout_of(spec, group, n), k)
     scale = scale.reshape(scale_shape(spec, group, n, k))
     if spec.symmetric:
@@ -121,13 +123,14 @@ def values_of(weight: Any, spec: QSpec, group: int, n: int, k: int) -> Values:
 
 
 def scale_shape(spec: QSpec, group: int, n: int, k: int) -> tuple[int, ...]:
-    """That of the scale of `Values`, and of the zero point where there is one."""
+    """Returns the shape of the scale of `Values`, and of the zero point if there is one."""
     if not (spec.grouped or group):
         return (n,)
     return n, -(-k // spec.group) if spec.group else 1
 
 
 def stored_bytes(spec: QSpec, group: int, n: int, k: int) -> int:
-    """Of a packed weight [n, k] on the CPU, which a call of few rows reads."""
+    """Returns the bytes of a packed weight [n, k] on the CPU, which a call with a few rows
+    reads."""
     shift = NONE if spec.symmetric else ZERO_POINTS
     return packed_size(Layout(*layout_of(spec, group, n)), k, shift)

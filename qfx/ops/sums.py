@@ -1,5 +1,5 @@
-"""Sums of products as kernels make them: of groups of K (E3), and chains of fused
-multiply-adds (W1). The references of linears are written in them."""
+"""Sums of products in the order of the kernels: over groups of K (E3), and chains of fused
+multiply-adds (W1). The references of linears use them."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-QUAD = 4  # consecutive k, of which a chain takes every other two
+QUAD = 4  # consecutive k; each chain takes every other two
 
 
 def fma(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
-    """a b + c of float32, rounded once, or nearly always so: (E3)."""
+    """Returns a b + c of float32, rounded once in nearly all cases: (E3)."""
     return (c.double() + a.double() * b.double()).float()
 
 
@@ -24,7 +24,7 @@ def sums_of_groups(
     w_zero: Tensor,
     group: int,
 ) -> Tensor:
-    """The sums float32 [M, N] of (E3), of codes w int8 [N, K], w_scale and w_zero [N, G] or
+    """Returns the sums float32 [M, N] of (E3) for codes w int8 [N, K], w_scale and w_zero [N, G] or
     [N, 1]."""
     (n, k), m = w.shape, q.shape[:-1].numel()
     groups = -(-k // group)
@@ -40,14 +40,14 @@ def sums_of_groups(
 
 
 def of_groups(values: Tensor, m: int, groups: int) -> Tensor:
-    """[M, G] of one value, one for each row, or one for each group of each row."""
+    """Expands one value, one per row, or one per group of each row, to [M, G]."""
     if values.numel() != m * groups:
         values = values.reshape(-1, 1).expand(m, groups)
     return values.reshape(m, groups)
 
 
 def chains(x: Tensor, w: Tensor) -> Tensor:
-    """s_0 + s_1 float32 [M, N] of x float32 [M, K] and integers w [N, K]. (W1)"""
+    """Returns s_0 + s_1 float32 [M, N] for x float32 [M, K] and integers w [N, K]. (W1)"""
     (m, k), n = x.shape, w.shape[0]
     quads = -(-k // QUAD)
     pad = (0, quads * QUAD - k)

@@ -1,12 +1,13 @@
 """pack_weight, unpack_weight, weight_scale, cut_weight: a weight as one tensor, which the products
 read. References and fakes.
 
-On the CPU it lies as qfx/ops/int8_packing.py and qfx/ops/lowbit_packing.py say. On CUDA, where a
-header could not be read without waiting for the GPU, one of 8 bits has none, and sizes say
-everything (csrc/cuda/gemm/layout.h):
+The layouts on the CPU are described in qfx/ops/int8_packing.py and qfx/ops/lowbit_packing.py. On
+CUDA a weight of 8 bits has no header, because it could not be read without waiting for the GPU.
+Sizes determine everything (csrc/cuda/gemm/layout.h):
+
     colsum int32 [N4], codes int8 [N, Kp], zero padded     N4 = N up to 4, Kp = K up to 16
-    group sums int32 [N, G], zeros int8 [group / 64]       where group > 0
-    padding to 16 bytes, scale float32 [N, S], zero point int32 [N, S] where there are any
+    group sums int32 [N, G], zeros int8 [group / 64]       if group > 0
+    padding to 16 bytes, scale float32 [N, S], zero point int32 [N, S] if there are any
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def _layout(
     bits: int,
     group: int,
 ) -> Layout:
-    """That of a weight which is packed of these."""
+    """Returns the layout of a weight that is packed from these values."""
     (n, k), by_group = codes.shape, bits != 8
     if group and scale.dim() == 2:
         by_group = by_group or scale.shape[1] == -(-k // group)
@@ -52,12 +53,12 @@ def pack_weight(
     bits: int = 8,
     group: int = 0,
 ) -> Tensor:
-    """codes int8 [N, K], scale float32 [N], [N, 1] or [N, G], zero_point int32 of the same shape,
-    or minimum float32 [N, G] -> the packed weight, int8 [bytes].
+    """Packs codes int8 [N, K], scale float32 [N], [N, 1] or [N, G], zero_point int32 of the same
+    shape, or minimum float32 [N, G] -> the packed weight, int8 [bytes].
 
-    `group`: elements of K whose products are added up by themselves, a multiple of 32, on CUDA of
-    64; 0 for all. `bits`: 8, or 4 or 5, in groups of 32, 64 or 128 alone, whose scales and minimums
-    are values of bfloat16 or float16. What a code means: (Q5), (Q14).
+    `group`: elements of K whose products are summed separately, a multiple of 32, on CUDA of 64; 0
+    for all. `bits`: 8; or 4 or 5, only in groups of 32, 64 or 128, whose scales and minimums are
+    values of bfloat16 or float16. The meaning of a code: (Q5), (Q14).
     """
     if bits != 8:
         return pack_lowbit(codes, scale, zero_point, minimum, bits, group)
@@ -86,7 +87,7 @@ def _(
 
 
 def _empty(like: Tensor, layout: Layout, k: Any, shift: int) -> Tensor:
-    """A packed weight without values. `shift`: as in its header."""
+    """Returns a packed weight without values. `shift`: as in its header."""
     if layout.low_bit:
         size = lowbit_size(layout.n, k, layout.bits, layout.group, shift)
     else:
@@ -95,7 +96,7 @@ def _empty(like: Tensor, layout: Layout, k: Any, shift: int) -> Tensor:
 
 
 def packed_size(layout: Layout, k: int, shift: int = 0) -> int:
-    """Bytes of a packed weight of k columns on the CPU. `shift`: as in its header."""
+    """Returns the bytes of a packed weight of k columns on the CPU. `shift`: as in its header."""
     if layout.low_bit:
         return lowbit_size(layout.n, k, layout.bits, layout.group, shift)
     return int(int8_size(layout, k))
@@ -105,7 +106,7 @@ def packed_size(layout: Layout, k: int, shift: int = 0) -> int:
 
 
 def cuda_packed_size(layout: Layout, k: Any) -> Any:
-    """Bytes of a packed weight of 8 bits and k columns on CUDA."""
+    """Returns the bytes of a packed weight of 8 bits and k columns on CUDA."""
     n, group = layout.n, layout.group
     size = 4 * (-(-n // CUDA_COLUMNS) * CUDA_COLUMNS) + n * (-(-k // CUDA_PITCH) * CUDA_PITCH)
     if group:
@@ -115,7 +116,7 @@ def cuda_packed_size(layout: Layout, k: Any) -> Any:
 
 
 def _longest(group: int, k: Any) -> Any:
-    """A longer one is as good as all of K."""
+    """Returns the group, limited to K rounded up: a longer group means the same."""
     return min(group, max(-(-k // K_MULTIPLE) * K_MULTIPLE, K_MULTIPLE))
 
 
@@ -127,7 +128,7 @@ def cuda_pack_weight(
     bits: int = 8,
     group: int = 0,
 ) -> Tensor:
-    """pack_weight as it is on CUDA, of operands on any device."""
+    """Packs like pack_weight on CUDA, from operands on any device."""
     if bits != 8:
         return pack_lowbit(codes, scale, zero_point, minimum, bits, group)
     (n, k), (scale, zero_point) = codes.shape, _by_row(scale, zero_point)
@@ -153,9 +154,9 @@ def _bytes(values: Tensor) -> Tensor:
 def unpack_weight(
     weight: Tensor, layout: Sequence[int], k: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The inverse of pack_weight: codes int8 [N, K], scale float32, zero_point int32 and minimum
-    float32 [N, S], S = 1 where a row has one scale. What there is none of is 0, but with minimums
-    the zero points are -2^(bits - 1). (Q14)"""
+    """Inverts pack_weight: returns codes int8 [N, K], scale float32, zero_point int32 and minimum
+    float32 [N, S], where S = 1 if a row has one scale. Missing values are 0, but with minimums the
+    zero points are -2^(bits - 1). (Q14)"""
     said = Layout(*layout)
     if said.low_bit:
         codes, scale, zero, minimum = unpack_lowbit(weight, said.n, k, said.group)
@@ -174,8 +175,8 @@ def _(weight: Tensor, layout: Sequence[int], k: int) -> tuple[Tensor, Tensor, Te
 
 @reference
 def weight_scale(weight: Tensor, n: int) -> Tensor:
-    """float32 [N]: the scales of a packed weight of 8 bits with one for each row and no zero
-    points."""
+    """Returns the scales, float32 [N], of a packed weight of 8 bits with one scale per row and no
+    zero points."""
     return scales_of_rows(weight, n)
 
 
@@ -197,10 +198,11 @@ def cut_weight(
     end: int,
     rotation: int = 0,
 ) -> Tensor:
-    """The packed weight of rows (dim 0) or columns (dim 1) begin..end of a packed one [N, K].
+    """Returns the packed weight of rows (dim 0) or columns (dim 1) begin..end of a packed one [N,
+    K].
 
     Columns are cut between groups, and between the blocks of `rotation` in which K is rotated. The
-    codes, scales and shifts stay what they are.
+    codes, scales and shifts do not change.
     """
     said = Layout(*layout)
     codes, scale, zero_point, minimum = unpack_weight(weight, layout, k)
@@ -229,7 +231,7 @@ def _(
     rotation: int = 0,
 ) -> Tensor:
     said, shift = Layout(*layout), 0
-    if said.low_bit and said.shift:  # of which kind, its size says
+    if said.low_bit and said.shift:  # the size tells which kind of shift
         points = lowbit_size(said.n, k, said.bits, said.group, ZERO_POINTS)
         shift = ZERO_POINTS if weight.numel() == points else MINIMUMS
     count = end - begin

@@ -1,1 +1,1 @@
-"""Which matmuls run in int8, and how: all policy."""
+"""The policy: which matmuls run in int8, and how."""

@@ -1,4 +1,4 @@
-"""Break-even: for which sizes a site gains from int8, as a condition on its symbolic M."""
+"""Break-even: the sizes for which a site gains from int8, as a condition on its symbolic M."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ Gains = Callable[[int], bool]
 
 
 def condition(m: torch.SymInt, gains: Gains) -> sympy.Basic:
-    """Where `gains(m)` holds within the range of m: true, false, or relations in its symbols.
+    """Returns where `gains(m)` holds within the range of m: true, false, or relations in its
+    symbols.
 
-    The predicate is sampled at powers of two and between, and each change is located by bisection.
+    The predicate is sampled at powers of two and between them, and each change is located by
+    bisection.
     """
     size, (low, high) = expression(m), ends(m)
     low = max(low or 1, 1)
@@ -40,7 +42,7 @@ def condition(m: torch.SymInt, gains: Gains) -> sympy.Basic:
 
 
 def _first_change(below: int, above: int, gains: Gains) -> int:
-    """The first m of (below, above] that differs from `below`."""
+    """Returns the first m of (below, above] at which `gains` differs from its value at `below`."""
     at = gains(below)
     while above - below > 1:
         middle = (below + above) // 2
@@ -52,15 +54,15 @@ def _first_change(below: int, above: int, gains: Gains) -> int:
 
 
 def holds_for_captured(m: torch.SymInt, where: sympy.Basic) -> bool:
-    """Whether the condition holds for the captured sizes; other sizes will be captured anew."""
+    """Whether the condition holds for the captured sizes; other sizes will be captured again."""
     if where in (sympy.true, sympy.false):
         return bool(where)
     return holds_now(m, where)
 
 
 def why_untied(m: torch.SymInt, where: sympy.Basic) -> str | None:
-    """Why no guard can ask for the condition, or None. A size that depends on data is known too
-    late, and what the user said with `mark_dynamic` is an error if a guard denies it."""
+    """Returns why no guard can test the condition, or None. A size that depends on data is known
+    too late, and a guard that contradicts the user's `mark_dynamic` is an error."""
     if hint(m) is None:
         return "it depends on data"
     for size, range_asked in marked(m):
@@ -73,7 +75,7 @@ def why_untied(m: torch.SymInt, where: sympy.Basic) -> str | None:
 
 
 def _leaves_one(size: torch.SymInt, where: sympy.Basic) -> bool:
-    """Whether the guard would leave the size no value but the captured one."""
+    """Whether the guard would allow the size no value but the captured one."""
     seen, (low, high) = hint(size), ends(size)
     if seen is None or where.free_symbols != {expression(size)}:
         return False

@@ -1,4 +1,5 @@
-"""A site that no pattern and no recipe decides: int8 where its predicted gain is large enough."""
+"""Decision by cost for a site that no pattern and no recipe decides: int8 if its predicted gain is
+large enough."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ from qfx.values.scheme import Scheme
 
 
 def by_cost(site: Site, config: Config, costs: Costs) -> Entry:
-    """The scheme of the configuration, or why the site stays float, with the predicted seconds."""
+    """Returns the decision on a site: the scheme of the configuration, or the reason why the site
+    stays float, with the predicted seconds."""
     m, dtype = hint(site.m), site.out_dtype or torch.float32
     scheme = config.chosen.at(site.k)
     if why_not := impossible(site, scheme):
@@ -35,7 +37,7 @@ def by_cost(site: Site, config: Config, costs: Costs) -> Entry:
         return _unpriced(site, config, scheme, cost)
     if cost is None or site.m is None or site.k is None or site.n is None:
         return Entry(site, scheme, "int8; its gain was not predicted")
-    if config.minimum_gain == 0:  # nothing is measured that decides nothing
+    if config.minimum_gain == 0:  # nothing is measured that has no effect on the decision
         return Entry(site, scheme, "int8 whatever it gains: minimum_gain=0")
     where, only = _where(site, config, cost, scheme)
     if m is None:
@@ -51,7 +53,8 @@ def by_cost(site: Site, config: Config, costs: Costs) -> Entry:
 
 
 def _unpriced(site: Site, config: Config, scheme: Scheme, why: str) -> Entry:
-    """On a GPU of which nothing is measured, int8 only if it is asked for whatever it costs."""
+    """Returns the decision for a GPU without measurements: int8 only if the configuration requests
+    it whatever it costs."""
     if config.minimum_gain == 0:
         return Entry(site, scheme, f"int8; {why}")
     remedy = "run python -m benchmarks.gpu, or set minimum_gain=0"
@@ -59,7 +62,8 @@ def _unpriced(site: Site, config: Config, scheme: Scheme, why: str) -> Entry:
 
 
 def _estimate(site: Site, m: int, dtype: torch.dtype, scheme: Scheme, cost: CostModel) -> Estimate:
-    """Of the forward, and of packing the weight where every call does. No row counts as one."""
+    """Returns the estimate of the forward, including the packing of the weight if every call packs
+    it. Zero rows count as one."""
     assert site.k is not None and site.n is not None
     work = Work.linear(max(m, 1), site.k, site.n, dtype, scheme)
     found, more = cost.estimate(work), 0.0
@@ -73,7 +77,8 @@ def _estimate(site: Site, m: int, dtype: torch.dtype, scheme: Scheme, cost: Cost
 def _where(
     site: Site, config: Config, cost: CostModel, scheme: Scheme
 ) -> tuple[sympy.Basic | None, str]:
-    """The break-even in the site's symbolic M, None where no guard can ask for it; and in words."""
+    """Returns the break-even in the site's symbolic M, or None if no guard can test it, and its
+    description in words."""
     if not isinstance(site.m, torch.SymInt):
         return None, ""
     dtype = site.out_dtype or torch.float32
@@ -92,7 +97,8 @@ def _where(
 def _by_range(
     site: Site, config: Config, scheme: Scheme, where: sympy.Basic | None, only: str
 ) -> Entry:
-    """Of an M that the captured call does not know: by what its range allows."""
+    """Returns the decision for an M that is unknown in the captured call, based on the range of
+    M."""
     every = f"minimum_gain={config.minimum_gain} for every M that can occur"
     if where is None:
         return Entry(site, scheme, f"int8; its gain was not predicted{only}")

@@ -1,4 +1,5 @@
-"""What a site cannot have: a scheme, a guard or the codes of a recipe, and why not."""
+"""Constraints: reasons why a site cannot have a certain scheme, a guard or the codes of a
+recipe."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from qfx.values.scheme import Scheme
 
 
 def impossible(site: Site, scheme: Scheme) -> str | None:
-    """Why this site cannot have this scheme, or None."""
+    """Returns why this site cannot have this scheme, or None."""
     form = form_of(scheme)
     if site.trains and (why_not := why_no_gradient(scheme, site.weight_trains)):
         return why_not
@@ -21,7 +22,7 @@ def impossible(site: Site, scheme: Scheme) -> str | None:
 
 
 def unguardable(entry: Entry, scheme: Scheme) -> str | None:
-    """Why a matmul of this scheme cannot be guarded, or None."""
+    """Returns why a matmul of this scheme cannot be guarded, or None."""
     if not entry.match.weights:
         return "both operands are activations"
     if entry.recipe is not None and entry.recipe.outliers:
@@ -32,6 +33,6 @@ def unguardable(entry: Entry, scheme: Scheme) -> str | None:
 
 
 def why_nearest(site: Site) -> str | None:
-    """Why the codes of a recipe are not used, or None."""
+    """Returns why the codes of a recipe are not used, or None."""
     why = "it trains" if site.weight_trains else site.repacked
     return f"rounded to nearest, as its weight is packed at every call: {why}" if why else None

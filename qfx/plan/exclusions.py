@@ -1,4 +1,5 @@
-"""Matmuls that stay float, whatever they are predicted to gain, unless a recipe names them."""
+"""Exclusions: matmuls that stay float, whatever their predicted gain, unless a recipe names
+them."""
 
 from __future__ import annotations
 
@@ -24,15 +25,16 @@ _PASSED = frozenset(_LINEAR.split())  # pointwise linear operations, and copies
 
 
 def why_excluded(match: Match) -> str | None:
-    """Why int8 does not suit the matmul: its output is an angle, or its weight has few features.
-    None where neither holds. A matmul of two activations has to be predicted to gain, however few
-    features it has."""
+    """Returns why int8 does not suit the matmul: its output is an angle, or its weight has few
+    features. Returns None otherwise. A matmul of two activations is decided by its predicted gain,
+    however few features it has."""
     few = why_few_features(match.k) if isinstance(match, Site) else None
     return _why_angle(match) or few
 
 
 def _why_angle(match: Match) -> str | None:
-    """An error of an angle does not shrink with the angle: its sine is off by as much."""
+    """Returns the reason if the output is an angle. The error of an angle does not shrink with the
+    angle, so its sine has the same absolute error."""
     if isinstance(match, Site) and match.activation != "none":
         return None
     periodic = next(_periodic_users(match.out), None)
@@ -42,8 +44,8 @@ def _why_angle(match: Match) -> str | None:
 
 
 def _periodic_users(node: fx.Node) -> Iterator[str]:
-    """Names of the periodic functions of the node, or of what linear pointwise operations and
-    copies make of it."""
+    """Yields the names of the periodic functions of the node, or of values computed from it by
+    linear pointwise operations and copies."""
     pending, seen = [node], {node}
     while pending:
         node = pending.pop()
@@ -57,7 +59,8 @@ def _periodic_users(node: fx.Node) -> Iterator[str]:
 
 
 def _name(node: fx.Node) -> str:
-    """Of the function or method that the node calls, in place or not; "" of others."""
+    """Returns the name of the function or method that the node calls, without the suffix of
+    in-place methods; "" for other nodes."""
     if node.op not in ("call_function", "call_method"):
         return ""
     named = str(getattr(node.target, "__name__", node.target)).partition(".")[0]

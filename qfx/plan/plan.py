@@ -18,20 +18,21 @@ from qfx.values.site_recipe import SiteRecipe
 
 @dataclass(frozen=True)
 class Entry:
-    """The decision on one matmul: `scheme` is None when it stays float, `reason` says why."""
+    """The decision on one matmul. `scheme` is None if it stays float; `reason` says why."""
 
     match: Match
     scheme: Scheme | None
     reason: str
     estimate: Estimate | None = None
     where: sympy.Basic | None = None  # for a symbolic M: the sizes for which int8 gains
-    recipe: SiteRecipe | None = None  # what calibration found for the scheme
-    decodes: bool = False  # float, but by `attention_decode`
+    recipe: SiteRecipe | None = None  # calibration's result for the scheme
+    decodes: bool = False  # runs in float, but by `attention_decode`
     guard: Guard | None = None  # rows above its limit run in float
 
     @property
     def token(self) -> str:
-        """What it runs in: a scheme, by decision or because the model calls it so, or `float`."""
+        """The format that the matmul runs in: a scheme, by decision or because the model itself
+        calls it so, or `float`."""
         return self.match.token if self.scheme is None else str(self.scheme)
 
 
@@ -50,12 +51,12 @@ class Plan:
         return len(self.entries)
 
     def of(self, kind: type[Kind]) -> list[tuple[Kind, Entry]]:
-        """The matches of one kind, each with its entry."""
+        """Returns the matches of one kind, each with its entry."""
         by_node = {entry.match.node: entry for entry in self.entries}
         return [(m, by_node[m.node]) for m in of_kind((e.match for e in self.entries), kind)]
 
     def noting(self, notes: Mapping[int, Sequence[str]]) -> Plan:
-        """The plan, with words behind the reasons of the entries at these places."""
+        """Returns the plan with words appended to the reasons of the entries at these places."""
         entries = list(self.entries)
         for place, words in notes.items():
             reason = "; ".join([entries[place].reason, *words])

@@ -1,6 +1,7 @@
-"""Policy: sites + config + cost -> for every matmul a scheme, or the reason why it stays float.
+"""Policy: decides for every matmul on a scheme, or on the reason why it stays float.
 
-The only place with policy; no kernel is needed to test it.
+The inputs are matches, configuration and costs. All policy is here, and it can be tested without
+kernels.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from qfx.values.scheme import QSpec, Scheme
 from qfx.values.select import left_out
 from qfx.values.site_recipe import PinnedProduct, SiteRecipe
 
-FEW_QUERIES = 512  # of an int8 cache, whose codes are read; for more, floats are made of them
+FEW_QUERIES = 512  # up to this many read an int8 cache as codes, more read it as floats
 
 
 def decide(
@@ -40,9 +41,9 @@ def decide(
     gpu_costs: GpuCosts | None = None,
     factors: Callable[[Site], tuple[float, ...] | str | None] = lambda site: None,
 ) -> Plan:
-    """The plan of one graph. `cost`: of the CPU, and `gpu_costs` of GPUs; None: no measurements are
-    at hand, every legal site is int8. `factors`: of smoothing, where no recipe decides, or why a
-    site has none."""
+    """Returns the plan of one graph. `cost`: the cost model of the CPU, `gpu_costs` those of GPUs;
+    None if there are no measurements, in which case every legal site is int8. `factors`: returns
+    the smoothing factors of a site that no recipe decides, or the reason why it has none."""
     price, found = Costs(cost, gpu_costs), recipes(config.recipe, matches)
     products = pinned(config.recipe, matches)
 
@@ -56,7 +57,8 @@ def decide(
 
 
 class _Given(NamedTuple):
-    """What a decision depends on beside the match. `left`: why the patterns leave it float."""
+    """The inputs of a decision besides the match. `left`: the reason if the patterns leave it
+    float."""
 
     config: Config
     costs: Costs
@@ -140,7 +142,8 @@ def _asks_one(match: Match) -> bool:
 
 
 def _guarded(entry: Entry, config: Config) -> Entry:
-    """The entry with the guard that the configuration asks for, or why it has none."""
+    """Returns the entry with the guard that the configuration requests, or with the reason why it
+    has none."""
     if config.guard is None or entry.scheme is None:
         return entry
     guards = entry.match.weights and form_of(entry.scheme).guards
@@ -170,8 +173,9 @@ def _by_recipe(site: Site, recipe: SiteRecipe) -> Entry:
 
 
 def _smoothed(entry: Entry, site: Site, given: _Given) -> Entry:
-    """With the factor of the site's activation, where it is rotated, so that multiplying costs no
-    pass of its own. Not while gradients are recorded: then the weights may move."""
+    """Returns the entry with the factor of the site's activation if the activation is rotated, so
+    that multiplying by it needs no pass of its own. While gradients are recorded there is no
+    factor, because the weights may change."""
     scheme = entry.scheme
     if scheme is None or not given.config.smoothing or not scheme.smooths or site.trains:
         return entry
@@ -185,7 +189,8 @@ def _smoothed(entry: Entry, site: Site, given: _Given) -> Entry:
 
 
 def _by_gain(match: Product | Attention, what: str, kind: str, given: _Given) -> Entry:
-    """All operands are quantized at every call, so this has to gain, whatever `minimum_gain`."""
+    """Returns the decision on a match without a constant operand. All operands are quantized at
+    every call, so the gain has to be at least 1, whatever `minimum_gain`."""
     scheme, wanted = given.config.chosen, max(given.config.minimum_gain, 1.0)
     cost = given.costs.of(match, kind, None)
     if not scheme.fits_activations:
@@ -205,18 +210,19 @@ def _by_gain(match: Product | Attention, what: str, kind: str, given: _Given) ->
 
 @singledispatch
 def _taken(match: Match, scheme: Scheme) -> Scheme:
-    """Of two activations, what is left of the scheme."""
+    """Returns the part of the scheme that applies to two activations."""
     return Scheme(x=scheme.x, w=QSpec(bits=scheme.w.bits))
 
 
 @_taken.register
 def _(match: Attention, scheme: Scheme) -> Scheme:
-    """Of queries and keys; whatever the scheme, this is what (A3) does to them."""
+    """Returns the scheme of queries and keys: whatever the configured scheme, (A3) fixes it."""
     return Scheme(rotation=64).at(hint(match.k))
 
 
 def _decode_by_cost(match: Attention, cost: CostModel | str | None) -> Entry | None:
-    """One query reads keys and values once, in float as fast as int8 could quantize them."""
+    """Returns the decision for `attention_decode` of one query if it is predicted to gain, else
+    None. It reads keys and values once, in float, as fast as int8 could quantize them."""
     batch, k, n = (hint(size) for size in (match.batch, match.k, match.n))
     one = _asks_one(match)
     if not one or cost is None or isinstance(cost, str) or batch is None or k is None or n is None:

@@ -1,4 +1,5 @@
-"""Unserved: the weights of a graph that multiply and that no plan can make int8, and a warning."""
+"""Unrecognized weights: the weights of a graph that are multiplied and that no plan can make int8;
+and a warning about them."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ from qfx.nn.weight_bytes import kinds, size
 
 log = logging.getLogger(__name__)
 _PRODUCT = re.compile(r"conv|lstm|gru|rnn|mm|matmul|mv|linear|einsum|dot|experts")
-_TINY = 0.01  # of the weights around a graph: what leaves less than this float is no news
+_TINY = 0.01  # fraction of the weights around a graph; less float is no news
 _NO_INT8 = "qfx has no int8 for them"
 _PARTED = (
     "they are distributed tensors (call qfx.quantize_ before the model is distributed, or load it "
@@ -34,8 +35,9 @@ _SAID: WeakKeyDictionary[CodeType, set[str]] = WeakKeyDictionary()  # by the cod
 def unrecognized_weights(
     gm: fx.GraphModule, matches: Iterable[Match]
 ) -> tuple[dict[str, int], int]:
-    """Bytes of the float parameters that multiply in no site, by class of the module that reads
-    them, and bytes of those that sites multiply, whatever was decided on these."""
+    """Returns the bytes of the float parameters that are multiplied outside of sites, by class of
+    the module that reads them, and the bytes of those that sites multiply, whatever was decided on
+    these."""
     served = {w for m in matches if isinstance(m, Site | OwnCall) for w in m.weights}
     outer = {root for node in served for root in roots(node)}
     left: Counter[str] = Counter()
@@ -46,7 +48,8 @@ def unrecognized_weights(
 
 
 def _multiplies(node: fx.Node) -> bool:
-    """A matrix, or weights of more dimensions, that is not only looked up or added."""
+    """Whether a node is a float parameter with at least two dimensions that is multiplied, not only
+    looked up or added."""
     weight = value(node)
     if not is_constant(node) or not isinstance(weight, nn.Parameter):
         return False
@@ -56,8 +59,9 @@ def _multiplies(node: fx.Node) -> bool:
 
 
 def _reader(node: fx.Node) -> fx.Node | None:
-    """The product that a weight is an operand of, itself or by what is computed of it alone, as a
-    view or a cast; None of one that is looked up, added or multiplied element by element."""
+    """Returns the product that has a weight as an operand, directly or after operations on it alone
+    such as a view or a cast. Returns None for a weight that is looked up, added or multiplied
+    elementwise."""
     todo, seen = [(node, user) for user in node.users], set[fx.Node]()
     while todo:
         operand, user = todo.pop(0)
@@ -72,7 +76,8 @@ def _reader(node: fx.Node) -> fx.Node | None:
 
 
 def _kind(node: fx.Node) -> str:
-    """The class of the module that reads the node, or the operation where none is known."""
+    """Returns the class of the module that reads the node, or the operation if the class is
+    unknown."""
     reader = _reader(node)
     assert reader is not None
     stack = [*(reader.meta.get("nn_module_stack") or {}).values()]
@@ -94,9 +99,10 @@ def warning_of(
     code: CodeType | None,
     asked: bool,
 ) -> str | None:
-    """The text of a warning where more than half of the bytes of weights that the graph multiplies
-    are of a kind that is not served, once for the code of a frame. Logs at INFO, instead, what was
-    `asked` for and what is less than 1 % of the parameters of `modules`, those around the graph."""
+    """Returns the text of a warning if more than half of the bytes of weights that the graph
+    multiplies are of an unsupported kind; once for the code of a frame. The text is logged at INFO
+    instead if the user `asked` for it, or if the bytes are less than 1 % of the parameters of
+    `modules`, the modules around the graph."""
     left, served = unrecognized_weights(gm, matches)
     count = sum(left.values())
     parted = any(is_distributed(value(n)) for n in gm.graph.nodes if _multiplies(n))
@@ -125,5 +131,5 @@ def _around(modules: Iterable[nn.Module]) -> int:
 
 
 def forget() -> None:
-    """What `torch._dynamo.reset()` asks of a backend."""
+    """Clears the record of warnings when `torch._dynamo.reset()` is called."""
     _SAID.clear()

@@ -1,6 +1,6 @@
-"""A rewritten graph as a program: its operators run one after the other in C++, on memory that is
-laid out once, with no framework between them. What a program has no instruction for runs by PyTorch
-between two of them."""
+"""Programs: a rewritten graph whose operators run one after the other in C++, in memory that is
+laid out once, without a framework between them. Operators for which programs have no instruction
+are run by PyTorch between two programs."""
 
 from qfx.programs.build_program import build
 from qfx.programs.executor import Runner

@@ -1,7 +1,7 @@
-"""Build: a rewritten graph, and inputs of the shapes that it is for -> a Runner.
+"""Build: turns a rewritten graph, and inputs of the shapes that it is for, into a Runner.
 
-Its nodes are taken in their order. What `EMIT` knows becomes instructions, and those that follow
-each other one program; PyTorch runs the others between them.
+The nodes are taken in order. Those that `EMIT` knows become instructions, and successive ones form
+one program; PyTorch runs the other nodes between programs.
 """
 
 from __future__ import annotations
@@ -34,8 +34,12 @@ _CHECKS = ("_assert_tensor_metadata", "_assert_scalar", "sym_constrain_range_for
 
 
 def build(gm: fx.GraphModule, inputs: Sequence[Any]) -> Runner:
-    """`gm`: a graph of aten operators and ours, as `qfx.rewrite` leaves an exported one; it is not
-    changed. `inputs`: those of its placeholders, of whose sizes and strides the runner then is."""
+    """Returns the Runner of a graph.
+
+    `gm`: a graph of aten operators and ours, as `qfx.rewrite` makes it from an exported one; it is
+    not changed. `inputs`: values of its placeholders; the runner works only for their sizes and
+    strides.
+    """
     _check(gm, inputs)
     return _Builder(_without_checks(gm), inputs).runner()
 
@@ -56,7 +60,8 @@ def _check(gm: fx.GraphModule, inputs: Sequence[Any]) -> None:
 
 
 def _without_checks(gm: fx.GraphModule) -> fx.GraphModule:
-    """A copy that does not check what its runner does, nor names dropout that leaves all in."""
+    """Returns a copy without the checks that the runner makes itself, and without inactive
+    dropout."""
     copy = clone(gm)
     for node in reversed(list(copy.graph.nodes)):
         guards = node.op == "call_module" and node.target == "_guards_fn"
@@ -94,14 +99,14 @@ class _Builder:
         held = self.shapes.constants.get(key)
         if (value if held is None else held).device.type != "cpu":
             raise NotImplementedError(f"{node} is on {value.device}: programs run on the CPU")
-        if held is not None:  # all of its memory, of which this node may know a part
+        if held is not None:  # all of the constant's memory, not only this node's
             self.regions[key] = Region(RegionKind.CONSTANT, held.untyped_storage().nbytes(), held)
             return
         kind = RegionKind.GIVEN if node.op == "placeholder" else RegionKind.OWN
         self.regions[key] = Region(kind, value.untyped_storage().nbytes())
 
     def _regions(self, node: fx.Node) -> list[Region]:
-        """Those in which what the node gives lies."""
+        """Returns the regions that hold the node's results."""
         return [self.regions[storage_key(t)] for t in _tensors(self.values[node])]
 
     # --- nodes to steps ---
@@ -151,7 +156,7 @@ class _Builder:
         return self.emitter.made
 
     def _is_view(self, node: fx.Node) -> bool:
-        """It gives no memory of its own and writes none."""
+        """Whether the node has no memory of its own and writes none."""
         found, given = self._regions(node), self._read(node)
         return bool(found) and not _acts(node) and all(r in given for r in found)
 
@@ -159,7 +164,7 @@ class _Builder:
         return {r for n in node.all_input_nodes for r in self._regions(n)}
 
     def _needed(self, steps: list[NodeStep]) -> list[NodeStep]:
-        """Without those whose results nobody reads."""
+        """Returns the steps without those whose results are never read."""
         read = {r for n in self.output.all_input_nodes for r in self._regions(n)}
         kept = []
         for step in reversed(steps):
@@ -252,14 +257,14 @@ def _tensors(value: Any) -> list[Tensor]:
 
 
 def _become(regions: list[Region], kind: RegionKind) -> None:
-    """What was the program's own belongs to others too."""
+    """Changes the kind of regions that so far belonged to the program alone."""
     for region in regions:
         if region.kind is RegionKind.OWN:
             region.kind = kind
 
 
 def _written(node: fx.Node) -> list[fx.Node]:
-    """The arguments that it may write to: all of them, where no schema says which."""
+    """Returns the arguments that a node may write to: all of them if no schema says which."""
     if node.target is operator.getitem:
         return []
     if not isinstance(node.target, OpOverload):
@@ -272,5 +277,5 @@ def _written(node: fx.Node) -> list[fx.Node]:
 
 
 def _acts(node: fx.Node) -> bool:
-    """It does more than to give a result."""
+    """Whether a node does more than return a result."""
     return bool(_written(node)) or node.is_impure()

@@ -1,4 +1,4 @@
-"""Words: instructions as csrc/cpu/program reads them, lists of 64-bit integers."""
+"""Bytecode: instructions in the form that csrc/cpu/program reads, lists of 64-bit integers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ BINARY = ("add", "sub", "mul", "div", "pow", "maximum", "minimum")
 
 
 class RegionKind(Enum):
-    """Whose memory a region is."""
+    """The owner of a region's memory."""
 
     OWN = "of the program, reused when nobody reads it any more"
     CONSTANT = "a parameter or a buffer"
@@ -45,7 +45,7 @@ class RegionKind(Enum):
 
 @dataclass(eq=False)
 class Region:
-    """Memory of one storage. `first`, `last`: the steps between which it is needed."""
+    """The memory of one storage. `first`, `last`: the steps between which it is needed."""
 
     kind: RegionKind
     bytes: int
@@ -80,12 +80,12 @@ class Operand:
         return True
 
     def viewed(self, sizes: Sequence[int]) -> Operand:
-        """The same elements, which must be contiguous, in another shape."""
+        """Returns the same elements, which must be contiguous, in another shape."""
         assert self.contiguous
         return replace(self, sizes=tuple(sizes), strides=contiguous_strides(sizes))
 
     def expanded(self, sizes: Sequence[int]) -> Operand:
-        """Broadcast to a shape."""
+        """Returns the operand broadcast to a shape."""
         more = len(sizes) - len(self.sizes)
         own = ((1,) * more + self.sizes, (0,) * more + self.strides)
         strides = tuple(
@@ -106,7 +106,8 @@ def contiguous_strides(sizes: Sequence[int]) -> tuple[int, ...]:
 
 
 def encode(instruction: Instruction, places: dict[Region, tuple[int, int]]) -> list[int]:
-    """`places`: the slot of each region, and where in it that begins."""
+    """Returns the words of an instruction. `places`: the slot of each region, and its first byte
+    there."""
     words: list[int] = []
     for part in instruction:
         if isinstance(part, Operand):

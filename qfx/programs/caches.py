@@ -1,4 +1,4 @@
-"""The instructions of an int8 cache of keys and values."""
+"""Instructions for an int8 cache of keys and values."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ ops = torch.ops.qfx
 
 
 def _cache(e: Emitter, given: dict[str, Any]) -> list[Operand]:
-    """Keys with their scales, then values, as csrc/cpu/program/caches.cpp reads them."""
+    """Returns the operands of keys with their scales, then of values, in the order of
+    csrc/cpu/program/caches.cpp."""
     names = ("keys", "key_scale", "values", "value_scale")
     found = [e.of(given[name], None) for name in names]
     if not all(operand.contiguous for operand in found):
@@ -24,7 +25,7 @@ def _cache(e: Emitter, given: dict[str, Any]) -> list[Operand]:
 
 
 def _rows(e: Emitter, node: Any) -> Operand:
-    """Vectors whose elements lie side by side."""
+    """Returns an operand whose last axis is contiguous, copied if necessary."""
     found = e.of(node)
     return found if found.strides[-1] == 1 else e.copied(found)
 

@@ -1,4 +1,5 @@
-"""Constant indices: x[..., [i], :] of a known i is a copy of a slice, which programs have."""
+"""Constant indices: x[..., [i], :] with a known i becomes a copy of a slice, which programs
+support."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ aten = torch.ops.aten
 
 
 def slice_constant_indices(gm: fx.GraphModule) -> None:
-    """Puts a slice and its copy in the place of an index by one known number on one axis."""
+    """Replaces an index by one known number on one axis by a slice and a copy."""
     for node in gm.graph.find_nodes(op="call_function", target=aten.index.Tensor):
         indices: Any = node.args[1]
         axes = [axis for axis, index in enumerate(indices) if index is not None]
@@ -29,7 +30,9 @@ def slice_constant_indices(gm: fx.GraphModule) -> None:
 
 
 def _known(gm: fx.GraphModule, node: fx.Node) -> int | None:
-    """The number in a constant [1] of the code, as `[-2]` is; a buffer may change."""
+    """Returns the number in an index that is a literal of the model's code, such as `[-2]`: an
+    int64 constant of shape [1]. Returns None for other nodes, and for a buffer, because it may
+    change."""
     if node.target is not aten.lift_fresh_copy.default:
         return None
     while node.target in (aten.lift_fresh_copy.default, aten.detach_.default):

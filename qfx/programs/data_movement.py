@@ -1,4 +1,4 @@
-"""The instructions of what puts elements elsewhere and computes nothing."""
+"""Instructions for data movement: operators that copy elements and compute nothing."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _without(source: Operand, axis: int) -> Operand:
 
 
 def _interleave(e: Emitter, node: fx.Node) -> None:
-    """Each element along an axis some times in a row."""
+    """Emits a repetition of each element along an axis."""
     x, times, axis = e.of(node.args[0]), node.args[1], argument(node, 2, "dim")
     if axis is None or len(x.sizes) == MOST_AXES or not isinstance(times, int):
         raise Outside
@@ -79,7 +79,7 @@ def _embedding(e: Emitter, node: fx.Node) -> None:
 
 
 def _index(e: Emitter, node: fx.Node) -> None:
-    """x[:, places] of x [B, T, K]."""
+    """Emits x[:, places] for x [B, T, K]."""
     x, where, out = e.whole(node.args[0]), node.args[1], e.of(node)
     if not isinstance(where, list | tuple) or len(where) != 2 or where[0] is not None:
         raise Outside

@@ -1,8 +1,8 @@
-"""Emit: the instructions of one node. `EMIT` is the table of what programs know, to which
-`pointwise`, `moves`, `linears` and `caches` add their rows.
+"""Emit: the instructions of one node. `EMIT` is the table of operators that programs support;
+`pointwise`, `data_movement`, `linears` and `caches` add rows to it.
 
-A function takes an `Emitter` and the node and says `emitter(name, ...)` for each instruction. It
-raises `Outside` for what it has none for; then PyTorch runs the node.
+A function of the table takes an `Emitter` and the node and calls `emitter(name, ...)` for each
+instruction. It raises `Outside` for cases that it does not support; then PyTorch runs the node.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from qfx.programs.bytecode import (
 
 
 class Outside(Exception):
-    """Programs have no instruction for this."""
+    """Raised for a node for which programs have no instruction."""
 
 
 @dataclass
 class NodeStep:
-    """A node and what becomes of it: instructions, or None where PyTorch runs it. `regions`: all
-    that it needs; `results`: those in which what it gives lies."""
+    """A node and its instructions, or None if PyTorch runs it. `regions`: all that it needs.
+    `results`: those that hold its results."""
 
     node: fx.Node
     instructions: list[Instruction] | None
@@ -46,25 +46,25 @@ class NodeStep:
 
 
 class Emitter:
-    """The operands of nodes, and the instructions that were made of the last one."""
+    """The operands of nodes, and the instructions of the current node."""
 
     def __init__(self, values: dict[fx.Node, Any], regions: dict[int, Region]) -> None:
         self.values, self.regions = values, regions
         self.made: list[Instruction] = []
-        self.numbers: dict[str, Region] = {}  # as they are written: 0.0 is not -0.0
-        self.ends: dict[fx.Node, fx.Node] = {}  # a node -> the later one that it computes too
+        self.numbers: dict[str, Region] = {}  # by their text: 0.0 is not -0.0
+        self.ends: dict[fx.Node, fx.Node] = {}  # a node -> the later node that it also computes
 
     def __call__(self, name: str, *parts: Any) -> None:
         self.made.append((OPERATIONS.index(name), *parts))
 
     def of(self, what: Any, dtype: torch.dtype | None = torch.float32) -> Operand:
-        """That of a node, or of a number as float32."""
+        """Returns the operand of a node, or of a number as float32."""
         if isinstance(what, int | float):
             return self._number(float(what))
         return self.of_value(self.values[what], dtype)
 
     def of_value(self, value: Any, dtype: torch.dtype | None = torch.float32) -> Operand:
-        """That of what a node gives, or of a part of it."""
+        """Returns the operand of a node's value, or of a part of it."""
         if not isinstance(value, Tensor) or value.ndim > MOST_AXES:
             raise Outside
         if dtype is not None and value.dtype != dtype:
@@ -72,12 +72,12 @@ class Emitter:
         if value.dtype not in ELEMENTS:
             raise Outside
         region = self.regions[storage_key(value)]
-        begins = int(value.storage_offset()) if value.numel() else 0  # of none: anywhere
+        begins = int(value.storage_offset()) if value.numel() else 0  # empty: anywhere
         offset = begins * value.element_size()
         return Operand(region, offset, value.dtype, tuple(value.shape), tuple(value.stride()))
 
     def whole(self, what: Any, dtype: torch.dtype = torch.float32) -> Operand:
-        """The same, copied where its elements do not lie in order."""
+        """Returns the operand of a node or number, copied if it is not contiguous."""
         source = self.of(what, dtype)
         if source.contiguous:
             return source
@@ -89,7 +89,7 @@ class Emitter:
         return fresh
 
     def fresh(self, sizes: Sequence[int], dtype: torch.dtype = torch.float32) -> Operand:
-        """Memory for use in the node alone."""
+        """Returns memory that is used only within the current node."""
         region = Region(RegionKind.OWN, math.prod(sizes) * dtype.itemsize)
         return Operand(region, 0, dtype, tuple(sizes), contiguous_strides(sizes))
 

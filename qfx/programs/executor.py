@@ -1,4 +1,5 @@
-"""Run: the parts of a graph, programs and what PyTorch runs between them, on their memory."""
+"""Executor: runs the parts of a graph (programs, and calls of PyTorch between them) on their
+memory."""
 
 from __future__ import annotations
 
@@ -23,13 +24,14 @@ class Run(NamedTuple):
     program: Program
     given: list[Region]
     held: list[Any]  # the storages of its constants and numbers
-    kinds: list[RegionKind]  # of each of them
+    kinds: list[RegionKind]  # of each held storage
     words: Tensor
-    bytes: list[int]  # of each slot: its own memory, the constants, what is given
+    bytes: list[int]  # of each slot: own memory, constants, given regions
 
 
 class TorchCall(NamedTuple):
-    """By PyTorch: what it gives is copied to where programs look for it; None lies there."""
+    """A call that PyTorch runs. Its results are copied to where programs read them; None marks a
+    result that is already there."""
 
     target: Any
     args: Any
@@ -41,9 +43,9 @@ Part = Run | TorchCall
 
 
 class Runner:
-    """Called as the graph that it was built of, with tensors of the shapes it was built for; gives
-    the list of its results, new tensors but where they are views of what was given. Threads take
-    turns."""
+    """An executable graph. It is called like the graph from which it was built, with tensors of the
+    same shapes, and returns the list of results: new tensors, except for views of inputs.
+    Concurrent calls from several threads run one after the other."""
 
     def __init__(self, parts: list[Part], given: list[View], results: list[Any]) -> None:
         self.parts, self.given, self.results = parts, given, results
@@ -64,7 +66,7 @@ class Runner:
         )
 
     def __call__(self, *inputs: Tensor, bound: Bound = NOTHING) -> list[Any]:
-        """`bound`: the last inputs, of which the caller says when they are others."""
+        """Runs the graph. `bound`: the last inputs, for which the caller says when they change."""
         with self._turn:
             addresses = addresses_of(inputs, bound, self.given)
             if self._alone:
@@ -82,7 +84,8 @@ class Runner:
         return [_resolved(result, memory) for result in self.results]
 
     def _whole(self, addresses: dict[Region, int], bound: Bound) -> list[Tensor]:
-        """Where programs alone run, and each result is a tensor of its own."""
+        """Runs the graph if it consists of programs alone and each result is a tensor of its
+        own."""
         found = []
         for view in self.results:
             made = torch.empty(view.sizes, dtype=view.dtype, device="cpu")
@@ -94,11 +97,12 @@ class Runner:
 
     @property
     def work(self) -> float:
-        """Multiply-accumulates of one run of its programs, and elements of what multiplies none."""
+        """Multiply-accumulates of one run of the programs; operations without products count their
+        elements."""
         return float(sum(program.work for program in self._runs))
 
     def writes(self, inputs: range) -> bool:
-        """Whether one of its programs writes to one of these inputs, by their numbers."""
+        """Whether a program writes to one of these inputs, given by index."""
         regions = {self.given[i].region for i in inputs}
         runs = (part for part in self.parts if isinstance(part, Run))
         return any(
@@ -110,12 +114,12 @@ class Runner:
 
     @property
     def outside(self) -> list[str]:
-        """The names of what PyTorch runs."""
+        """The names of the operators that PyTorch runs."""
         return [str(part.target) for part in self.parts if isinstance(part, TorchCall)]
 
 
 class Placed:
-    """A program, and whose memory it last ran on."""
+    """A program, and the memory on which it last ran."""
 
     def __init__(self, run: Run) -> None:
         self._streaming = Streaming(run.program)
@@ -124,7 +128,7 @@ class Placed:
         self._loose: tuple[list[int], list[Region]] = ([], [])
 
     def run(self, addresses: dict[Region, int], bound: Bound) -> None:
-        """`addresses`: of all regions but those that are bound."""
+        """Runs the program. `addresses`: of all regions except the bound ones."""
         if self._bound() is bound:
             places, regions = self._loose
             self._streaming.run(places, [addresses[region] for region in regions])
@@ -138,7 +142,7 @@ class Placed:
 
 
 def is_whole(results: list[Any]) -> bool:
-    """Whether each is new memory, all of which it takes."""
+    """Whether each result is new memory and takes all of it."""
     regions = [result.region for result in results if isinstance(result, View)]
     return len(results) == len(regions) == len({*regions}) and all(
         view.region.kind is RegionKind.RESULT

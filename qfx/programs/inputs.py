@@ -1,4 +1,4 @@
-"""Inputs: what a runner is given, which has to be what it was built for."""
+"""Inputs of a runner, and the check that they are what the runner was built for."""
 
 from __future__ import annotations
 
@@ -24,20 +24,21 @@ class View:
 
 
 class Bound:
-    """Tensors that come again, as those of a cache: their owner makes another of these when one of
-    them is another, or its memory. Each is looked at once for every runner that they are given."""
+    """Tensors that are passed to many calls, for example those of a cache. Their owner makes a new
+    Bound when one of them, or its memory, changes. They are checked once for each runner that
+    receives them."""
 
     def __init__(self, tensors: Sequence[Tensor] = ()) -> None:
         self.tensors = tuple(tensors)
-        self.addresses: dict[Region, int] = {}  # for all runners that know them
+        self.addresses: dict[Region, int] = {}  # for all runners that have checked them
 
 
 NOTHING = Bound()
 
 
 def addresses_of(tensors: Sequence[Any], bound: Bound, views: Sequence[View]) -> dict[Region, int]:
-    """Of `tensors`, behind which are those that are bound. TypeError or ValueError for what the
-    views are not of."""
+    """Returns the address of each region of `tensors`, which precede the bound ones. Raises
+    TypeError or ValueError for tensors that do not agree with the views."""
     count = len(tensors) + len(bound.tensors)
     if count != len(views):
         raise TypeError(f"{count} inputs, expected {len(views)}")

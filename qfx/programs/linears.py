@@ -1,4 +1,4 @@
-"""The instructions of linears whose floats are quantized as they come."""
+"""Instructions for linears that quantize their float input."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ops = torch.ops.qfx
 
 
 def arguments(node: fx.Node) -> dict[str, Any]:
-    """Of a call of ours, by their names."""
+    """Returns the arguments of a call of our operators by name, with defaults."""
     known = {a.name: a.default_value for a in schema(node.target).arguments}
     return known | dict(zip(known, node.args, strict=False)) | dict(node.kwargs)
 
@@ -53,8 +53,8 @@ def _quantization(e: Emitter, given: dict[str, Any]) -> tuple[Any, ...]:
 def _linear_args(
     e: Emitter, node: fx.Node | None, result: Tensor, weight: Any, bias: Any, activation: str
 ) -> tuple[Any, ...]:
-    """One weight and where its products go: `LinearArgs` there. `node`: the one that stands for
-    `result`, if any does."""
+    """Returns one weight and the destination of its products: `LinearArgs` in
+    csrc/cpu/program/linears.cpp. `node`: the node of `result`, or None."""
     if node is not None:
         end, activation = _activated(node, activation)
         if end is not node:
@@ -65,7 +65,8 @@ def _linear_args(
 
 
 def _activated(node: fx.Node, activation: str) -> tuple[fx.Node, str]:
-    """The activation that alone reads a linear without one, as its epilogue computes it. (E2)"""
+    """Returns the activation that is the only reader of a linear without one, to be computed as its
+    epilogue. (E2)"""
     if activation == "none" and len(node.users) == 1:
         (user,) = node.users
         for name, known in ACTIVATIONS.items():
@@ -76,7 +77,7 @@ def _activated(node: fx.Node, activation: str) -> tuple[fx.Node, str]:
 
 
 def _constant(e: Emitter, node: Any, dtype: torch.dtype) -> Operand:
-    """What is known when the program is made."""
+    """Returns the operand of a value that is known when the program is made."""
     found = e.of(node, dtype)
     if found.region.kind is not RegionKind.CONSTANT or not found.contiguous:
         raise Outside

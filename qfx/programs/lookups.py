@@ -1,5 +1,5 @@
-"""Rows that a graph takes out of a table in other ways than by an embedding, as embeddings, for
-which programs have an instruction."""
+"""Lookups: rewrites other ways of taking rows out of a table as embeddings, for which programs have
+an instruction."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ aten = torch.ops.aten
 
 
 def as_embeddings(gm: fx.GraphModule) -> None:
-    """Edits the graph: x[i] and x.index_select(0, i) of x [N, K], and a gather of its rows for each
-    text, become embedding(x, i), which takes no negative numbers; embedding(x, i + c) becomes
-    embedding(x[c:], i)."""
+    """Edits the graph. x[i] and x.index_select(0, i) for x [N, K], and a gather of its rows for
+    each sequence, become embedding(x, i), which does not accept negative numbers. embedding(x, i +
+    c) becomes embedding(x[c:], i)."""
     for node in gm.graph.nodes:
         found = _TABLES[node.target](node) if node.target in _TABLES else None
         if found is not None:
@@ -45,7 +45,8 @@ def _selected(node: fx.Node) -> tuple[fx.Node, fx.Node] | None:
 
 
 def _gathered(node: fx.Node) -> tuple[fx.Node, fx.Node] | None:
-    """Of x [N, K] repeated for each text, and i [B, T, 1] repeated K times."""
+    """Returns x [N, K] and the row numbers of a gather from x repeated for each sequence by i [B,
+    T, 1] repeated K times; None for any other gather."""
     tables, axis, indices = node.args[:3]
     (x, over), (i, along) = _repeated(tables), _repeated(indices)
     if axis != 1 or x is None or i is None or i.target is not aten.unsqueeze.default:

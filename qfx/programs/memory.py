@@ -1,4 +1,4 @@
-"""Where the regions of a program's own memory lie in it."""
+"""Memory layout: the places of the regions in a program's own memory."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ _LINE = 64
 
 
 def lay_out(regions: Iterable[Region]) -> tuple[dict[Region, int], int]:
-    """Region -> where it begins; bytes in all. Two that are in use at one step do not overlap: each
-    lies in the first gap between those placed before it, of which the largest are placed first."""
-    placed: list[tuple[int, int, Region]] = []  # by where they begin
+    """Returns the first byte of each region, and the bytes in all. Regions that are in use at the
+    same step do not overlap. The largest regions are placed first, each in the first gap between
+    those placed before it."""
+    placed: list[tuple[int, int, Region]] = []  # sorted by first byte
     for number, region in enumerate(sorted(regions, key=lambda r: -r.bytes)):
         begin = 0
         for start, _, other in placed:

@@ -1,4 +1,4 @@
-"""The instructions of functions of numbers, of means and of norms."""
+"""Instructions for functions of numbers, for means and for norms."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _reversed(name: str, e: Emitter, node: fx.Node) -> None:
 
 
 def _float(e: Emitter, what: Any) -> Operand:
-    """In float32, as operators of floats and integers promote them."""
+    """Returns an operand in float32, as PyTorch promotes operators of floats and integers."""
     source = e.of(what, None)
     if source.dtype == torch.float32:
         return source
@@ -66,7 +66,7 @@ def _power(e: Emitter, node: fx.Node) -> None:
         e.binary("pow", out, x, _float(e, exponent))
 
 
-# As PyTorch computes them, so that zeros and infinities come out the same.
+# The same formulas as PyTorch's, so that zeros and infinities come out the same.
 _POWERS: dict[float, Callable[[Emitter, Operand, Operand], Operand]] = {
     -1: lambda e, out, x: e.unary("reciprocal", out, x),
     -0.5: lambda e, out, x: e.unary("rsqrt", out, x),
@@ -118,7 +118,7 @@ def _last_axis(shape: Any) -> None:
 
 
 def _inverse_size(e: Emitter, x: Operand, eps: float) -> Operand:
-    """1 / sqrt(mean(x^2) + eps), [.., 1]."""
+    """Emits 1 / sqrt(mean(x^2) + eps), [.., 1]."""
     squares = e.binary("mul", e.fresh(x.sizes), x, x)
     size = _mean_of(e, e.fresh((*x.sizes[:-1], 1)), squares)
     size = e.binary("add", size, size, e.of(float(eps)))
@@ -134,7 +134,7 @@ def _scaled(e: Emitter, node: fx.Node, x: Operand, factor: Operand, w: Any, b: A
 
 
 def _product(e: Emitter, node: fx.Node) -> None:
-    """Of a column and a row, as of positions and frequencies."""
+    """Emits the product of a column and a row, for example of positions and frequencies."""
     a, b = (e.of(n) for n in node.args[:2])
     if len(a.sizes) < 2 or a.sizes[-1] != 1 or len(b.sizes) != len(a.sizes):
         raise Outside

@@ -1,6 +1,7 @@
-"""Stored: runners as tensors and a description, and back. docs/generate.md
+"""Serialization: converts runners to tensors and a description, and back. See docs/generate.md.
 
-Only programs alone: what PyTorch runs between them is Python, which no file holds.
+Only runners without calls of PyTorch can be serialized: those calls are Python objects, which no
+file holds.
 """
 
 from __future__ import annotations
@@ -19,23 +20,25 @@ from qfx.programs.executor import Run, Runner, TorchCall
 from qfx.programs.inputs import View
 
 Described = dict[str, Any]
-_MOST = 1 << 48  # a size, an offset, a number of bytes
+_MOST = 1 << 48  # limit of a size, an offset, or a number of bytes
 
 
 class Storing:
-    """Collects the tensors of several runners; what they share once. `made`: whether one of them is
-    neither of the `known` nor a number or words: it was computed of something."""
+    """The tensors of several serialized runners; shared ones are stored once. `made`: whether a
+    tensor is none of the `known` ones and neither a number nor words, and thus was computed from
+    something."""
 
     def __init__(self, known: Mapping[str, Tensor] | None = None) -> None:
-        """`known`: tensors whose memory whoever restores the runners will have by these names."""
+        """Begins an empty collection. `known`: tensors that the restoring process will have by
+        these names."""
         self.tensors: dict[str, Tensor] = {}
         self.made = False
-        self._names: dict[int, str] = {}  # by address; files have them in this order
+        self._names: dict[int, str] = {}  # by address, in the order of the files
         for name, tensor in (known or {}).items():
             self._names.setdefault(tensor.untyped_storage().data_ptr(), name)
 
     def described(self, runner: Runner) -> Described:
-        """ValueError where PyTorch runs parts of it."""
+        """Returns the description of a runner. Raises ValueError if PyTorch runs parts of it."""
         if outside := sorted({str(p.target) for p in runner.parts if isinstance(p, TorchCall)}):
             raise UserError(
                 f"a program cannot be stored of which PyTorch runs {', '.join(outside)}"
@@ -67,7 +70,8 @@ class Storing:
 
 
 def restored(described: Described, tensors: Mapping[str, Tensor]) -> Runner:
-    """ValueError for a description or words that are none of this build."""
+    """Returns the runner of a description. Raises ValueError for a description or words that this
+    build did not write."""
     try:
         return _restored(described, tensors)
     except (KeyError, IndexError, TypeError, AttributeError) as why:
@@ -101,7 +105,7 @@ def _restored(described: Described, tensors: Mapping[str, Tensor]) -> Runner:
 
 
 def bytes_in(storage: Any) -> Tensor:
-    """All of its memory."""
+    """Returns all memory of a storage as a tensor."""
     return torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage)
 
 
@@ -146,7 +150,7 @@ def _view(told: list[Any], places: Mapping[Any, Region]) -> View:
     last = _number(offset)
     for size, stride in zip(sizes, strides, strict=True):
         last += max(_number(size) - 1, 0) * _number(stride)
-    # as many elements as there is memory for: strides of 0 would give any number of them
+    # strides of 0 would allow any number of elements, so it is bounded by the memory
     if max(last + 1, prod(sizes)) * dtype.itemsize > region.bytes:
         raise UserError("not a stored program: a result leaves its memory")
     return View(region, dtype, tuple(sizes), tuple(strides), offset)

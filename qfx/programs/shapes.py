@@ -1,4 +1,4 @@
-"""Shapes: the fake tensors of all nodes, with the storage that each lies in."""
+"""Shapes: the fake tensors of all nodes, and the storage of each."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from qfx.host.tensors import OF_VALUES, FakeMode, fake_mode, storage_key
 
 
 class Shapes(fx.Interpreter):
-    """`of[node]`: what the node gives for these inputs. Views share their source's storage."""
+    """The values of all nodes for these inputs: `of[node]`. Views share the storage of their
+    source."""
 
     def __init__(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> None:
         super().__init__(gm)
         self.mode: FakeMode = fake_mode()
         self.of: dict[fx.Node, Any] = {}
-        self.constants: dict[int, Tensor] = {}  # by the storage of what stands for them
+        self.constants: dict[int, Tensor] = {}  # by the storage of their fake tensor
         with self.mode, torch.no_grad():
             self.run(*(_plain(value) for value in inputs))
 
@@ -43,5 +44,5 @@ class Shapes(fx.Interpreter):
 
 
 def _plain(value: Tensor) -> Tensor:
-    """Of its size, in memory of its own, in order."""
+    """Returns a contiguous tensor of the same shape in memory of its own."""
     return torch.empty(value.shape, dtype=value.dtype, device=value.device)

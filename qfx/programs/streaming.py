@@ -1,8 +1,8 @@
-"""Streaming: how the weights of few rows are fetched, chosen by timing the steps of a model.
+"""Streaming: chooses how the weights of a few rows are fetched by timing the steps of a model.
 
-What is right differs between processors, and between weights that lie in their caches and such that
-come from memory. The steps themselves are the best load to measure, and no choice changes a bit of
-their results: so each of the first steps is a trial of a `Tuner` (qfx/cost/autotune.py).
+The best choice differs between processors, and between weights that fit into a cache and weights
+that come from memory. The steps themselves are the best load to measure, and no choice changes a
+bit of their results. So each of the first steps is a trial of a `Tuner` (qfx/cost/autotune.py).
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from qfx._C import Program
 from qfx.cost.autotune import Always, Answer, Question, Round, Schedule, Tuner
 from qfx.cost.prefetch import PROGRAMS, Prefetch, tried_for
 
-FEW_ROWS = 16  # which take about as long as the weights need to pass by
+FEW_ROWS = 16  # up to this many rows take about as long as streaming the weights
 DEFAULT = Prefetch("")
 WAYS = (DEFAULT, *tried_for(PROGRAMS))
 
 
 def _undisturbed(seconds: Sequence[float]) -> float:
-    """The median of the lower half: steps become longer with their context, and other work holds
-    some of them up."""
+    """Returns the median of the lower half: steps become longer as their context grows, and other
+    processes delay some of them."""
     return median(sorted(seconds)[: len(seconds) // 2 + 1])
 
 
@@ -32,7 +32,7 @@ SCHEDULE = Schedule(
     rounds=(Round(len(WAYS), 3), Round(5, 4), Round(2, 8)),
     cost=_undisturbed,
     close=0.02,
-    enough=-1.0,  # all rounds are run
+    enough=-1.0,  # never reached: all rounds are run
 )
 TRIALS = sum(answers * samples for answers, samples in SCHEDULE.rounds)  # the first steps
 _ANSWERS = [Answer(way, (i,)) for i, way in enumerate(WAYS)]
@@ -40,7 +40,7 @@ QUESTION: Question[Prefetch, None, Prefetch] = Question([None], WAYS, _ANSWERS, 
 
 
 class Streaming:
-    """Runs a program; with each number of threads it makes a choice of its own."""
+    """A program that chooses how to fetch weights, separately for each number of threads."""
 
     def __init__(self, program: Program) -> None:
         self.program, self.way = program, DEFAULT
@@ -49,7 +49,7 @@ class Streaming:
         self._chooses = 0 < most_rows <= FEW_ROWS
 
     def run(self, *given: list[int]) -> None:
-        """As `Program.run` takes it."""
+        """Runs the program, with the arguments of `Program.run`."""
         if not self._chooses:
             self.program.run(*given)
             return

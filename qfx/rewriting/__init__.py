@@ -1,1 +1,2 @@
-"""Graph to graph: the canonical form, and its fused form with the same bits."""
+"""Rewriting of graphs: into the canonical form, and from it into a fused form with the same
+bits."""

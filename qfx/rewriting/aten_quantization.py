@@ -1,10 +1,10 @@
-"""Inline: on a GPU, what quantizes becomes the aten operators of its reference.
+"""Inlining: on a GPU, quantization becomes the aten operators of its reference.
 
-Inductor's Triton kernels then make the codes where the activations are made, in the norm or the
-activation before the matmul. The bits are those of the operator, (Q1)-(Q4) and (Q6), since every
-division is an `addcdiv`: its quotient Inductor rounds as IEEE does, whereas for `div` it multiplies
-by the rounded reciprocal of a constant, and divides approximately by what is none. A rotation stays
-in its operator: docs/decisions/0013-quantization-on-cuda-is-aten.md.
+Inductor's Triton kernels then compute the codes where the activations are computed, in the norm or
+the activation function before the matmul. The bits are those of the operator, (Q1)-(Q4) and (Q6),
+because every division is an `addcdiv`, whose quotient Inductor rounds as IEEE does. For `div`
+Inductor multiplies by the rounded reciprocal of a constant, and divides approximately by anything
+else. A rotation stays in its operator: docs/decisions/0013-quantization-on-cuda-is-aten.md.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def inlined(quantize: fx.Node) -> bool:
 
 
 def inline(graph: fx.Graph, quantize: fx.Node) -> None:
-    """(q, scale, zero_point) = quantize(x)  ->  aten operators, one node for each part."""
+    """Replaces (q, scale, zero_point) = quantize(x) by aten operators, one node for each part."""
     if not inlined(quantize):
         return
     tracer = fx.proxy.GraphAppendingTracer(graph)
@@ -68,7 +68,7 @@ def quantize_parts(
     seed: None = None,
     factor: Any = None,
 ) -> Parts:
-    """quantize, without groups, a rotation and a seed"""
+    """Computes quantize without groups, rotation and seed."""
     how, rows = Code(*code), aten.to.dtype(x, torch.float32)
     rows = rows if factor is None else aten.mul.Tensor(rows, factor)  # (R1)
     limits = code_range(how.bits, bool(how.symmetric))
@@ -106,8 +106,8 @@ def _dynamic_parts(x: Any, rows: Any, how: Code, limits: tuple[int, int]) -> Par
 
 
 def _of_finite_rows(high: Any, low: Any = None) -> tuple[list[Any], Any]:
-    """The ends of the range of all rows without a NaN or an infinity, and the greatest magnitude in
-    each row."""
+    """Returns the ends of the range of all rows without a NaN or an infinity, and the greatest
+    magnitude in each row."""
     largest = high if low is None else aten.maximum.default(high, aten.neg.default(low))
     finite = aten.isfinite.default(largest)
     ends = [aten.amax.default(_where(finite, high), [], True)]
@@ -117,7 +117,7 @@ def _of_finite_rows(high: Any, low: Any = None) -> tuple[list[Any], Any]:
 
 
 def _static_parts(x: Any, rows: Any, scale: Any, zero_point: Any, limits: tuple[int, int]) -> Parts:
-    """(Q6)"""
+    """Computes (Q6)."""
     qmin, qmax = limits
     used = aten.clamp_min.default(scale, SMALLEST_SCALE)
     q = aten.mul.Tensor(rows, _ratio(_number(x, 1), used))
@@ -135,8 +135,8 @@ def _static_parts(x: Any, rows: Any, scale: Any, zero_point: Any, limits: tuple[
 
 
 def _codes(q: Any, qmin: int, qmax: int, finite: Any) -> Any:
-    """(Q4). `where` comes last, since it reads twice: of what reads but once, Inductor writes a
-    copy for each reader."""
+    """Computes (Q4). `where` comes last because it is read twice: an operation that is read only
+    once is copied by Inductor into each reader."""
     return _where(finite, aten.to.dtype(aten.clamp.default(q, qmin, qmax), torch.int8))
 
 
@@ -145,7 +145,8 @@ def _where(finite: Any, values: Any) -> Any:
 
 
 def _zeros(positive: Any) -> Any:
-    """int32 zeros in the kernel that makes `positive`: constant ones were a launch of their own."""
+    """Returns int32 zeros from the kernel that computes `positive`; a constant would need a launch
+    of its own."""
     return aten.to.dtype(aten.lt.Scalar(positive, 0), _INT)
 
 
@@ -154,13 +155,13 @@ def _number(like: Any, number: int) -> Any:
 
 
 def _ratio(a: Any, b: Any) -> Any:
-    """a / b, rounded to nearest."""
+    """Returns a / b, rounded to nearest."""
     return aten.addcdiv.default(aten.zeros_like.default(b), a, b)
 
 
 def _has_elements(x: Any, whole: bool) -> bool:
-    """Whether it is known that no axis of x [..., K] has size 0, over which no range is reduced.
-    `whole`: that is all of them, also symbolic ones; else K."""
+    """Whether no axis of x [..., K] over which a range is reduced can have size 0. `whole`: these
+    are all axes, including symbolic ones; otherwise K alone."""
     while x.target is torch.detach:
         (x,) = x.args
     known = value(x)
@@ -171,6 +172,7 @@ def _has_elements(x: Any, whole: bool) -> bool:
 
 
 def _is_one(scale: Any) -> bool:
-    """Whether a static scale is one for all: a recipe's is, its node without a recorded value."""
+    """Whether a static scale is a single number. That of a recipe is; its node has no recorded
+    value."""
     known = value(scale) if isinstance(scale, fx.Node) else None
     return not isinstance(known, Tensor) or statically_known_true(known.numel() == 1)

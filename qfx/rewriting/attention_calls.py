@@ -1,10 +1,10 @@
-"""Attend: the operator that takes the place of an attention.
+"""Attention calls: the operators that replace an attention.
 
-int8_attention(q, k, v)      one operator, as a softmax stands between its products
+int8_attention(q, k, v)      one operator, because a softmax is between its products
 attention_decode(q, k, v)    float, for one query
 kv_attention(q, cache)       float, for few queries of an int8 cache, whose codes it reads
-attention_append(q, past_k, k, past_v, v)    where keys and values are a past that grows:
-    k = cat([past_k, k], -2), v = cat([past_v, v], -2)  ->  all three from one pass over the past
+attention_append(q, past_k, k, past_v, v)    if keys and values are a past that grows:
+    k = cat([past_k, k], -2), v = cat([past_v, v], -2)  ->  all three in one pass over the past
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ _CATS = (torch.cat, torch.concat, torch.concatenate, torch.ops.aten.cat.default)
 
 
 def attend(attention: Attention, decodes: bool, results: dict[fx.Node, fx.Node]) -> fx.Node:
-    """Replaces the attention by an operator and returns that; `results` are earlier ones."""
+    """Replaces the attention by an operator and returns its node. `results`: earlier
+    replacements."""
     _read_sources(attention)
     if decodes and (cache := attention.cache):
         return _of_cache(attention, cache, results)
@@ -40,7 +41,7 @@ def attend(attention: Attention, decodes: bool, results: dict[fx.Node, fx.Node])
 
 
 def _read_sources(attention: Attention) -> None:
-    """What repeated heads of keys and values for the attention is dropped from the graph."""
+    """Removes the nodes that repeat heads of keys and values for the attention."""
     sources = {attention.key, attention.val}
     for node in attention.node.all_input_nodes:
         source, _ = repeated(node)
@@ -114,8 +115,8 @@ def _append(
 
 
 def _grown(attention: Attention) -> tuple[fx.Node, ...] | None:
-    """past_k, k, past_v, v where nobody reads what they make before the attention does, and nothing
-    is written meanwhile."""
+    """Returns past_k, k, past_v, v if no node reads their concatenations before the attention does,
+    and nothing is written in between; otherwise None."""
     key, val, node = attention.key, attention.val, attention.node
     parts = (*_appended(key), *_appended(val))
     if len(parts) != 4 or key is val:
@@ -129,7 +130,8 @@ def _grown(attention: Attention) -> tuple[fx.Node, ...] | None:
 
 
 def _appended(node: fx.Node) -> tuple[fx.Node, ...]:
-    """The two tensors that a cat along the last axis but one joins; () for any other node."""
+    """Returns the two tensors that a cat joins along the second to last axis, or () for any other
+    node."""
     if node.op != "call_function" or node.target not in _CATS or not node.args:
         return ()
     tensors: Any = node.args[0]

@@ -1,16 +1,17 @@
-"""Rewrite: plan -> the canonical graph, three operators for every int8 site.
+"""Canonical form: rewrites a graph according to a plan, with three operators for every int8 site.
 
     q, scale, zero_point = quantize(x, code)           one node for sites that share x
     acc = int8_mm(q, zero_point, weight, n)            exact int32
     y = dequantize(acc, scale, weight_scale(weight, n), bias, activation)
 
-Readable and slow: it is the semantics; `fuse` makes it fast without changing a bit. Where the
-scheme transforms K, `rotate` comes first, in float32; where it is static, `quantize` is given its
-scale. Forms that are no single int8 GEMM have `linear` for the last two, or `linear_float` for all
-three: `qfx.ops.lowering` says the steps, of which nodes are made here. The outliers of a recipe are
-a small float linear beside these, and the activation then stands behind the sum.
+The canonical form is readable and slow. It defines the semantics; `fuse` makes it fast without
+changing a bit. If the scheme transforms K, `rotate` comes first, in float32; if it is static,
+`quantize` receives its scale. Forms that are not a single int8 GEMM have `linear` for the last two
+operators, or `linear_float` for all three: `qfx.ops.lowering` lists the steps, for which nodes are
+made here. The outliers of a recipe become a small float linear in addition, and the activation
+function then follows the sum.
 
-Where gradients are recorded, the last two are the operator that has them:
+If gradients are recorded, the last two operators are replaced by the one that has gradients:
 
     y = linear_ste(x, w, bias, x_step, w_step, [q, scale, zero_point], weight, layout, code)
 """
@@ -55,7 +56,8 @@ aten = torch.ops.aten
 
 
 def rewrite(gm: fx.GraphModule, plan: Plan, provide: Provide) -> None:
-    """Edits `gm` to the canonical form of `plan`. What computes a match says which of the plan."""
+    """Edits `gm` to the canonical form of `plan`. Nodes that compute a match record its place in
+    the plan."""
     for place, entry in enumerate(plan.entries):
         for node in (entry.match.node, entry.match.out):
             node.meta[OF_MODEL] = place
@@ -81,7 +83,8 @@ def rewrite(gm: fx.GraphModule, plan: Plan, provide: Provide) -> None:
 
 
 def _multiply(product: Product, scheme: Scheme, results: dict[fx.Node, fx.Node]) -> fx.Node:
-    """dequantize(int8_bmm(quantize(a), quantize(b))), b with one symmetric scale per row of K."""
+    """Replaces a product by dequantize(int8_bmm(quantize(a), quantize(b))); b has one symmetric
+    scale per row of K."""
     node, spec = product.node, scheme.x
     assert spec is not None
     graph, stem = node.graph, node.name
@@ -118,11 +121,11 @@ def finish(gm: fx.GraphModule, graphs: Iterable[fx.Graph]) -> None:
 
 
 def _replace(entry: Entry, site: Site, provide: Provide, inputs: Inputs) -> fx.Node:
-    """The int8 form of a site takes its place; returns its output."""
+    """Replaces a site by its int8 form and returns its output."""
     graph, bias = site.node.graph, site.bias
     nodes = nodes_of(entry, site, provide)
     if bias is not None and inputs.position.get(bias, -1) > inputs.position[site.node]:
-        site.node.prepend(bias)  # a constant may stand between the matmul and its addition
+        site.node.prepend(bias)  # the bias, a constant, may come after the matmul
     guarded = entry.guard is not None
     case = Circumstance(nodes.turned, site.trains, guarded, canonical=True)
     shared, own = lower(nodes.scheme, case)
@@ -147,7 +150,7 @@ def _replace(entry: Entry, site: Site, provide: Provide, inputs: Inputs) -> fx.N
 def _emitted(
     site: Site, nodes: SiteNodes, steps: Sequence[LoweringStep], values: dict[str, Any]
 ) -> list[fx.Node]:
-    """The nodes of the steps; the last one gives y."""
+    """Emits the nodes of the steps; the last one computes y."""
     made: list[fx.Node] = []
     for step in steps:
         found = emit_step(site.node.graph, step, values, site.node.name)
@@ -159,7 +162,8 @@ def _emitted(
 def _split(
     site: Site, nodes: SiteNodes, steps: Sequence[LoweringStep], values: dict[str, Any]
 ) -> list[fx.Node]:
-    """The outliers' columns in float beside the others in int8. (R3)"""
+    """Emits a site with outliers: its outlier columns as a float linear, added to the other columns
+    in int8. (R3)"""
     graph, stem = site.node.graph, site.node.name
     sums = values | {"activation": "none", "out_dtype": torch.float32}
     made = _emitted(site, nodes, steps, sums)
@@ -174,22 +178,23 @@ def _split(
 
 
 def _activated(graph: fx.Graph, activation: str, y: fx.Node) -> fx.Node:
-    """The calls that compute an activation of a float32 node. (E2)"""
+    """Emits the calls that compute an activation of a float32 node. (E2)"""
     traced: Any = fx.Proxy(y, fx.proxy.GraphAppendingTracer(graph))
     result: Any = activate(activation, traced)
     return result.node  # type: ignore[no-any-return]
 
 
 def _of_guard(site: Site, guard: Guard) -> dict[str, Any]:
-    """The further arguments of the operator that chooses between int8 and float row by row."""
+    """Returns the additional arguments of the operator that chooses between int8 and float for each
+    row."""
     w = emit_view(site.view, site.weight)
     w = site.node.graph.call_function(torch.detach, (w,))
     return {"guard": guard.limit, "site": guard.site, "w": w}
 
 
 def _of_training(site: Site, nodes: SiteNodes) -> dict[str, Any]:
-    """The further arguments of the operator with straight-through gradients to x, to w where it
-    trains, and to the bias."""
+    """Returns the additional arguments of the operator with straight-through gradients to x, to w
+    if it trains, and to the bias."""
     graph, w, seed = site.node.graph, None, None
     if site.weight_trains:
         w = emit_view(site.view, site.weight)
@@ -199,14 +204,15 @@ def _of_training(site: Site, nodes: SiteNodes) -> dict[str, Any]:
 
 
 def _out_dtype(site: Site) -> torch.dtype:
-    """What the matmul's epilogue returned when it was captured, autocast included."""
+    """Returns the dtype of the matmul's epilogue at capture, including autocast."""
     if site.out_dtype is not None:
         return site.out_dtype
     return getattr(value(site.weight), "dtype", torch.float32)
 
 
 def erase(graph: fx.Graph, node: fx.Node, down_to: set[fx.Node]) -> None:
-    """Removes a node without users, then its inputs that this orphaned, never those in `down_to`.
+    """Removes a node without users, then its inputs that have become unused, except those in
+    `down_to`.
 
     `Graph.eliminate_dead_code` would delete in-place operations of a Dynamo graph.
     """
@@ -214,7 +220,7 @@ def erase(graph: fx.Graph, node: fx.Node, down_to: set[fx.Node]) -> None:
         return
     inputs = node.all_input_nodes
     graph.erase_node(node)
-    node.meta.clear()  # the graph still knows the node, and this may refer to parameters
+    node.meta.clear()  # the graph still holds the node, and its metadata may refer to parameters
     for source in inputs:
         if not writes(source):
             erase(graph, source, down_to)

@@ -1,6 +1,6 @@
-"""Codes of the activations of a canonical graph: the steps that sites of one input share.
+"""Codes of the activations of a canonical graph: the steps that sites with the same input share.
 
-`nodes_of` resolves a scheme and a recipe to what a site needs beside its input and bias.
+`nodes_of` resolves a scheme and a recipe to the nodes that a site needs besides its input and bias.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from qfx.plan.plan import Entry
 from qfx.rewriting.notation import OF_MODEL
 from qfx.values.scheme import QSpec, Scheme
 
-Codes = dict[str, fx.Node]  # q, scale, zero_point; x where it stays float
+Codes = dict[str, fx.Node]  # q, scale, zero_point; x if it stays float
 
 
 class PackedNodes(NamedTuple):
-    """The graph's names for the fields of `qfx.weights.cache.Packed`."""
+    """The nodes in the graph for the fields of `qfx.weights.cache.Packed`."""
 
     weight: fx.Node
     factor: fx.Node | None = None
@@ -38,7 +38,7 @@ class PackedNodes(NamedTuple):
 
     @property
     def nodes(self) -> tuple[fx.Node, ...]:
-        """Those that are there, in the order of `Packing.parts`."""
+        """The nodes that exist, in the order of `Packing.parts`."""
         return tuple(node for node in self if node is not None)
 
 
@@ -47,7 +47,8 @@ ProvideConstant = Callable[[fx.Graph, Constant, str], fx.Node]
 
 
 class Provide(NamedTuple):
-    """Where packed weights and constants live: `qfx.rewriting.constants` has the choices."""
+    """The functions that add packed weights and constants to a graph. `qfx.rewriting.constants` has
+    the variants."""
 
     weight: ProvideWeight
     constant: ProvideConstant
@@ -73,7 +74,7 @@ class SiteNodes(NamedTuple):
 
     @property
     def values(self) -> dict[str, Any]:
-        """The arguments of its steps, by name, that are the same at every call."""
+        """The arguments of the site's steps, by name, that are the same at every call."""
         given = of_scheme(self.scheme, self.n, self.rotation) | of_weight(self.packed)
         given |= {"factor": self.factor, "rotation": self.rotation, "n": self.n}
         given |= {"static_scale": self.scale, "static_zero_point": self.zero_point}
@@ -108,7 +109,8 @@ def nodes_of(entry: Entry, site: Site, provide: Provide) -> SiteNodes:
 
 
 def _rows(site: Site) -> int | fx.Node:
-    """N: a literal where the capture knew it, else read from the float weight's shape."""
+    """Returns N: a literal if the capture knew it, else a node that reads the float weight's
+    shape."""
     if site.n is not None:
         return site.n
     with site.node.graph.inserting_before(site.node):
@@ -119,7 +121,7 @@ def _rows(site: Site) -> int | fx.Node:
 def _without(
     columns: tuple[int, ...], factor: tuple[float, ...] | None, k: int | None
 ) -> tuple[float, ...] | None:
-    """The factor that takes these columns out of x. (R3)"""
+    """Returns the factor that sets these columns of x to zero. (R3)"""
     if not columns:
         return factor
     kept = list(factor or (1.0,) * (k or 0))
@@ -129,19 +131,19 @@ def _without(
 
 
 def emit(graph: fx.Graph, target: Callable[..., Any], args: tuple[Any, ...], name: str) -> fx.Node:
-    """A function call at the graph's insertion point, named for readers."""
+    """Emits a function call at the graph's insertion point, with a readable name."""
     return graph.create_node("call_function", target, args, name=name)
 
 
 def inherit(node: fx.Node, source: fx.Node) -> None:
-    """The metadata of where `source` came from."""
+    """Copies the metadata about the origin of `source` to `node`."""
     for key in ("nn_module_stack", "stack_trace", "source_fn_stack", OF_MODEL):
         if key in source.meta:
             node.meta[key] = source.meta[key]
 
 
 def emit_call(graph: fx.Graph, call: OperatorCall, values: Mapping[str, Any], name: str) -> fx.Node:
-    """The same for an operator that is called by the names of its arguments."""
+    """Emits a call of an operator whose arguments are given by name."""
     return emit(graph, call.operator, call.arguments(values), name)
 
 
@@ -167,14 +169,14 @@ def quantized(
     stem: str,
     parts: Sequence[str] = ("q", "scale", "zero_point"),
 ) -> Codes:
-    """The parts of quantize(x). `values`: x."""
+    """Returns the parts of quantize(x). `values`: contains x."""
     triple = emit_call(graph, QUANTIZE, {**values, "code": code_of(spec)}, f"{stem}_quantize")
     return _parts(graph, triple, parts, stem)
 
 
 class Inputs:
-    """The inputs of the sites of a graph: one node for all that need the same of the same x, unless
-    x may change between them."""
+    """The inputs of the sites of a graph. Sites that need the same of the same x share one node,
+    unless x may change between them."""
 
     def __init__(self, graph: fx.Graph, replaced: dict[fx.Node, fx.Node]) -> None:
         self.graph = graph
@@ -184,13 +186,13 @@ class Inputs:
         self.made: dict[Any, tuple[int, Codes]] = {}
 
     def up_to_date(self, site: Site) -> Site:
-        """The site, reading the int8 form of what other sites produced."""
+        """Returns the site, reading the int8 form of the results of other sites."""
         bias = None if site.bias is None else self.replaced.get(site.bias, site.bias)
         return replace(site, x=self.replaced.get(site.x, site.x), bias=bias)
 
     def of(self, site: Site, values: Mapping[str, Any], steps: Sequence[LoweringStep]) -> Codes:
-        """Returns the results of these steps for the site's input, the matrix x [..., K], valid
-        where the site stands; x itself where there are no steps."""
+        """Returns the results of these steps for the site's input, the matrix x [..., K], valid at
+        the site; x itself if there are no steps."""
         if not steps:
             with self.graph.inserting_before(site.node):
                 return {"x": emitted_input(site)}
@@ -221,18 +223,19 @@ class Inputs:
 
 
 def _what(step: LoweringStep, values: Mapping[str, Any]) -> tuple[Any, ...]:
-    """What a step does to x."""
+    """Returns a hashable description of what a step does to x."""
     arguments = step.call.arguments({**step.read(values), "x": None})
     return (step.call, *(tuple(a) if isinstance(a, list) else a for a in arguments))
 
 
 def emitted_input(site: Site) -> fx.Node:
-    """The matrix [..., K] that the site multiplies, at the graph's insertion point."""
+    """Emits the matrix [..., K] that the site multiplies at the graph's insertion point and returns
+    its node."""
     gradients = site.trains or _records(site.x)
     x = site.node.graph.call_function(torch.detach, (site.x,)) if gradients else site.x
     return emit_view(site.x_view, x)
 
 
 def _records(x: fx.Node) -> bool:
-    """Whether a gradient may flow to x; the codes of x are not a way for it."""
+    """Whether a gradient may flow to x; it does not flow through the codes of x."""
     return bool(getattr(value(x), "requires_grad", True))

@@ -1,8 +1,8 @@
-"""Where the packed weights and the constants of a rewritten graph live: its buffers, its inputs, or
-the graph itself; and how they get into the bodies of higher-order operators.
+"""Packed weights and constants of a rewritten graph: they are stored as its buffers, as its inputs,
+or computed in the graph itself, and are passed to the bodies of higher-order operators.
 
-`as_placeholders` and `as_constants` make the `Provide` of the canonical form; a weight that
-several sites use in the same way is packed once, and equal constants are one.
+`as_placeholders` and `as_constants` make the `Provide` of the canonical form. A weight that several
+sites use in the same way is packed once, and equal constants are one.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Slot(NamedTuple):
 
 @dataclass
 class NewInputs:
-    """What the caller of a rewritten graph must feed it with, beside its former inputs."""
+    """The inputs that the caller of a rewritten graph must pass in addition to the former ones."""
 
     slots: list[Slot] = field(default_factory=list)
     constants: dict[fx.Node, Constant] = field(default_factory=dict)
@@ -47,9 +47,9 @@ class NewInputs:
 
 
 def as_placeholders(gm: fx.GraphModule, added: NewInputs) -> Provide:
-    """New graph inputs, noted in `added`.
+    """Returns a `Provide` that makes new graph inputs and records them in `added`.
 
-    Weights that train or are `repacked`, and constants inside the graph are packed in the graph.
+    Weights that train or are `repacked`, and constants inside the graph, are packed in the graph.
     """
 
     def cached(site: Site) -> bool:
@@ -76,7 +76,8 @@ def as_placeholders(gm: fx.GraphModule, added: NewInputs) -> Provide:
 
 
 def as_constants(gm: fx.GraphModule) -> Provide:
-    """Buffers of `gm`, packed now, for the constants of a graph; graph inputs are packed in it."""
+    """Returns a `Provide` that packs the constants of the graph now and stores them as buffers of
+    `gm`; graph inputs are packed in the graph."""
 
     def held(site: Site) -> bool:
         held = all(root.op == "get_attr" for root in roots(site.weight))
@@ -116,29 +117,29 @@ def _provide(
 
 
 def _new_input(graph: fx.Graph, name: str) -> fx.Node:
-    """A placeholder after all others."""
+    """Adds a placeholder after all others."""
     last = [n for n in graph.nodes if n.op == "placeholder"][-1]
     with graph.inserting_after(last):
         node = graph.placeholder(name)
-    node.target = node.name  # two packings may have one word
+    node.target = node.name  # two packings may have the same word
     return node
 
 
 def _names(weight: str, view: View, packing: Packing) -> dict[str, str]:
-    """The names of the parts of a packed weight."""
+    """Returns the names of the parts of a packed weight."""
     words = (weight.replace(".", "_").rstrip("_"), token(view), str(packing))
     stem = "_".join(word for word in words if word)
     return {part: f"{stem}_{part}" for part in packing.parts}
 
 
 def _free_name(gm: fx.GraphModule, name: str) -> str:
-    """`fc.1` and `fc_1` are two modules: the second name gets a number."""
+    """Returns an unused name. `fc.1` and `fc_1` are two modules: the second name gets a number."""
     numbered = (f"{name}_{i}" for i in itertools.count(1))
     return next(n for n in itertools.chain([name], numbered) if not hasattr(gm, n))
 
 
 def in_graph(site: Site, packing: Packing, constant: ProvideConstant) -> PackedNodes:
-    """Quantizes and packs at every call, just before the site that needs it first."""
+    """Quantizes and packs at every call, just before the first site that needs the weight."""
     if packing.rounding is not None:
         raise UserError(
             f"recipe of {site.name}: it was {packing.rounding}, but here its weight is an input of "
@@ -174,8 +175,8 @@ def threaded(
 ) -> ProvideWeight:
     """Extends `provide`, which serves the root graph, to the sites of bodies.
 
-    The weights of sites that may have them packed `outside` are: each call on the way down gets
-    their parts as operands. Others are packed inside the body.
+    If `outside` allows it, a site's weight is packed outside the body: each call on the way down
+    receives its parts as operands. Otherwise it is packed inside the body.
     """
     made: dict[tuple[fx.Node, View, Packing], PackedNodes] = {}
 
@@ -205,7 +206,8 @@ def threaded(
 
 
 def _handed_down(gm: fx.GraphModule, make: Callable[[Constant, str], fx.Node]) -> ProvideConstant:
-    """Extends `make`, which serves the root graph, to bodies: operands of the calls on the way."""
+    """Extends `make`, which serves the root graph, to bodies, by operands of the calls on the way
+    down."""
     made: dict[tuple[fx.Graph, Constant], fx.Node] = {}
     calling = callers(gm)
 

@@ -1,11 +1,11 @@
-"""Fuse: canonical graph -> the fewest operators, with the same bits. `RULES` says how.
+"""Fusion: turns a canonical graph into the fewest operators with the same bits, by the `RULES`.
 
-    found in the graph  ->  what takes its place, unless a condition refuses it
+    found in the graph  ->  replacement, unless a condition refuses it
 
-The rules are tried in their order on every node, the first that applies is taken. Where one fits
-and is refused, the plan says why. Then linears of one input become one call
-(`qfx.rewriting.shared_inputs`). On a GPU Inductor fuses what stands between operators: there what
-quantizes without a rotation becomes the aten operators of `qfx.rewriting.aten_quantization`, and
+The rules are tried in order on every node, and the first that applies is used. If a rule fits and
+is refused, the plan says why. Then linears with the same input become one call
+(`qfx.rewriting.shared_inputs`). On a GPU Inductor fuses the code between operators: there a
+quantization without a rotation becomes the aten operators of `qfx.rewriting.aten_quantization`, and
 `linear` reads its codes (docs/decisions/0013-quantization-on-cuda-is-aten.md).
 """
 
@@ -42,9 +42,10 @@ def _nothing(bound: Bound) -> Bound:
 
 @dataclass(frozen=True)
 class Rule:
-    """`unless`: conditions under which it is not for this node, each a reason or None. In a pattern
-    `acc` is where the new operator is put, `y` the result of the matmul if that is not the root.
-    `also`: names of the template that follow from those of the pattern."""
+    """One replacement. `unless`: conditions under which it does not apply, each returning a reason
+    or None. In a pattern, `acc` is the node where the new operator is inserted, and `y` the result
+    of the matmul if that is not the root. `also`: names of the template that are derived from those
+    of the pattern."""
 
     find: Pattern
     make: Template
@@ -56,7 +57,7 @@ class Rule:
 
 
 def fuse(gm: fx.GraphModule) -> Notes:
-    """Edits the canonical graph to its fused form."""
+    """Edits the canonical graph to its fused form and returns notes for the plan."""
     notes: Notes = defaultdict(list)
     for graph in graphs(gm):
         for rules in RULES:
@@ -113,7 +114,8 @@ def _products_are_read(root: fx.Node, bound: Bound) -> str | None:
 
 
 def _floats_are_read(root: fx.Node, bound: Bound) -> str | None:
-    """By another than the quantization at `root`, straight or detached."""
+    """Refuses if a node other than the quantization at `root` reads the floats, directly or
+    detached."""
     node: Any = root.args[0]
     while len(node.users) == 1 and node is not bound["y"]:
         node = node.args[0]
@@ -131,7 +133,8 @@ def _is_turned(root: fx.Node, bound: Bound) -> str | None:
 
 
 def _codes_are_shared(root: fx.Node, bound: Bound) -> str | None:
-    """By several matmuls; but linears that quantize the same may become one call later."""
+    """Refuses if several matmuls read the codes; but linears with the same quantization may become
+    one call later."""
     readers = bound.get("acc", root).args[0].users
     together = runs_several(bound["t"], bound["weight"])
     if len(readers) == 1 or (together and all(calls(r, *_LINEARS) for r in readers)):
@@ -140,7 +143,7 @@ def _codes_are_shared(root: fx.Node, bound: Bound) -> str | None:
 
 
 def _floats_change(root: fx.Node, bound: Bound) -> str | None:
-    """Before it would quantize them itself."""
+    """Refuses if the floats may change before the matmul would quantize them itself."""
     read = [node for node in (bound["x"], bound["factor"]) if node is not None]
     writer = changed_between(bound["t"], bound.get("acc", root), read)
     return f"{writer} may write to what its codes are of" if writer else None
@@ -163,7 +166,7 @@ def _factors_are_shared(root: fx.Node, bound: Bound) -> str | None:
 
 _LINEAR = "dequantize(acc, t[1], None, weight_scale(weight, n), bias, activation, out_dtype)"
 _MM = "int8_mm(t[0], t[2], weight, n)"
-_QUANTIZE = "quantize(x, code, None, None, None, factor)"  # with scales that follow from x
+_QUANTIZE = "quantize(x, code, None, None, None, factor)"  # with scales that are computed from x
 _OF_TURNED = "quantize(turned, [bits, symmetric, per_tensor, group, 0], scale, zero_point, seed)"
 _TURNING = template(
     "quantize(x, [bits, symmetric, per_tensor, group, rotation], scale, zero_point, seed, factor)"
@@ -173,7 +176,7 @@ _DYNAMIC = (_is_inlined, _has_no_kernel, _codes_are_shared, _floats_change)
 
 
 def _axes(bound: Bound) -> Bound:
-    """How int8_bmm_dynamic is told of `per_tensor` and of `symmetric`."""
+    """Returns the arguments of int8_bmm_dynamic that correspond to `per_tensor` and `symmetric`."""
     axes = PER_TENSOR if bound["per_tensor"] else PER_ROW
     return {"axes": list(axes), "is_symmetric": bool(bound["symmetric"])}
 
@@ -183,7 +186,7 @@ RULES: tuple[tuple[Rule, ...], ...] = (
         Rule(pattern(_OF_TURNED, turned="rotate(to(x, dtype), factor, rotation, False)"), _TURNING),
         Rule(pattern(_OF_TURNED, turned="rotate(x, factor, rotation, False)"), _TURNING),
     ),
-    (  # nobody else reads the floats of a linear that a static scale makes codes of
+    (  # only a static quantization reads the floats of a linear
         Rule(
             pattern(
                 "quantize(y, out_code, out_scale, out_zero, None, factor)",
@@ -197,7 +200,7 @@ RULES: tuple[tuple[Rule, ...], ...] = (
         ),
     ),
     (
-        Rule(  # one matmul reads the codes, or linears that quantize for themselves
+        Rule(  # one matmul reads the codes, or several linears that can quantize x themselves
             pattern(_LINEAR, acc=_MM, t=_QUANTIZE),
             template(
                 "linear_dynamic(x, weight, [n, 8, 0, 0, 0], bias, code, activation, out_dtype, "
@@ -215,7 +218,7 @@ RULES: tuple[tuple[Rule, ...], ...] = (
             ),
             _DYNAMIC,
         ),
-        Rule(  # several do, or the scale is static
+        Rule(  # several matmuls read the codes, or the scale is static
             pattern(_LINEAR, acc=_MM, t="codes(*how)"),
             template(
                 "linear(t[0], t[1], t[2], weight, [n, 8, 0, 0, 0], bias, activation, out_dtype)"

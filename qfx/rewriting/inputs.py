@@ -1,4 +1,4 @@
-"""The inputs of a rewritten graph: float weights that nothing reads any more go."""
+"""Removal of inputs of a rewritten graph: float weights that no node reads any more."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from qfx.weights.feed import Feed, PackedPart, WeightSource
 
 
 def drop_unused_inputs(gm: fx.GraphModule, added: NewInputs) -> Feed:
-    """Removes the graph inputs that only int8 sites read; says where the others come from."""
+    """Removes the graph inputs that only int8 sites read, and returns where the other inputs come
+    from."""
     slots = added.slots
     new = [*(slot.nodes.nodes for slot in slots), tuple(added.constants)]
     parts = {node: PackedPart(s, p) for s, nodes in enumerate(new) for p, node in enumerate(nodes)}

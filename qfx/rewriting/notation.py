@@ -1,4 +1,4 @@
-"""The operators by which patterns of canonical and fused graphs call them."""
+"""The names of operators in the patterns of canonical and fused graphs."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ ops = torch.ops.qfx
 CODES = (ops.quantize.default, ops.linear_requantize.default)
 INLINED = "qfx_inlined"  # metadata of aten nodes: which part of which quantization they compute
 OF_MODEL = "qfx_match"  # metadata: the place in the plan of the match that a node computes
-Notes = dict[int, list[str]]  # by the place of a match in the plan: what became of it, in words
+Notes = dict[int, list[str]]  # words about a match, by its place in the plan
 
 
 class _Calls(dict[str, tuple[Any, ...]]):
-    """Names of our operators mean themselves, the others what is said below."""
+    """A map from names to operators. Names without an entry are those of our own operators."""
 
     def __missing__(self, name: str) -> tuple[Any, ...]:
         return (getattr(ops, name).default,)

@@ -5,11 +5,11 @@
     every = linears(x, [w, ...], [*layout, ...], [bias, ...], code, [act, ...], dtype, factor)
     y = every[i]
 
-It stands in the place of the first: x is quantized once, and threads share the panels of all
-weights. A linear that reads what is not there yet, or what may be written to in between, begins
-another call, and the plan says why; so does one that comes much later, as cross attention of the
-next layer does, for its result would take memory until then. On a GPU linears stay apart: their
-codes are Inductor's, or have a launch of their own.
+The call replaces the first linear: x is quantized once, and threads share the panels of all
+weights. A linear begins another call, and the plan says why, if it reads something that is not
+computed yet or that may be written in between. The same holds for a linear that comes much later,
+such as cross attention of the next layer, because its result would take memory until then. On a GPU
+linears stay separate: Inductor computes their codes, or a launch of its own does.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from qfx.rewriting.notation import OF_MODEL, Notes, pattern
 _DYNAMIC = pattern("linear_dynamic(x, weight, layout, bias, code, activation, out_dtype, factor)")
 _OF_ALL = ("x", "code", "out_dtype", "factor")
 _OF_EACH = ("weight", "bias", "activation")
-_BETWEEN = 4  # other linears at most between two of one call: a layer has more
+_BETWEEN = 4  # at most this many other linears between two of one call: a layer has more
 
 
 class _LinearNode(NamedTuple):
@@ -45,12 +45,12 @@ class _LinearNode(NamedTuple):
 
 
 def runs_several(*operands: fx.Node) -> bool:
-    """Whether one call may run linears of these: not on a GPU."""
+    """Whether one call may run linears with these operands: not on a GPU."""
     return all(LINEARS.lacking(device(operand)) is None for operand in operands)
 
 
 def share_inputs(graph: fx.Graph, notes: Notes) -> None:
-    """Edits the graph, which the caller checks and compiles anew."""
+    """Edits the graph. The caller checks and recompiles it."""
     for linears in _groups(graph, notes):
         if len(linears) > 1:
             with at(linears[0].node):
@@ -58,7 +58,7 @@ def share_inputs(graph: fx.Graph, notes: Notes) -> None:
 
 
 def _groups(graph: fx.Graph, notes: Notes) -> list[list[_LinearNode]]:
-    """The linears of each call."""
+    """Returns the linears of each call."""
     found: list[list[_LinearNode]] = []
     latest: dict[Any, list[_LinearNode]] = {}
     places: dict[fx.Node, int] = {}
@@ -78,7 +78,8 @@ def _groups(graph: fx.Graph, notes: Notes) -> list[list[_LinearNode]]:
 
 
 def _linears(graph: fx.Graph) -> Iterator[tuple[_LinearNode, Any]]:
-    """Yields the linears that one call may run, each with what all of that call share."""
+    """Yields the linears that one call may run, each with the properties that all linears of a call
+    share."""
     inside, silent = transformed(graph), without_gradients(graph)
     for node in graph.nodes:
         given = _DYNAMIC.match(node) if _DYNAMIC.starts_at(node) else ""
@@ -90,8 +91,8 @@ def _linears(graph: fx.Graph) -> Iterator[tuple[_LinearNode, Any]]:
 
 
 def _why_apart(first: fx.Node, linear: _LinearNode, between: int) -> str | None:
-    """Why it does not run where the first one of a call does, or None. `between`: other linears
-    after the last of the call."""
+    """Returns why a linear does not run where the first one of a call does, or None. `between`: the
+    number of other linears after the last one of the call."""
     if between > _BETWEEN:
         return f"{between} other linears run between {first} and it"
     own = linear.read("layout", *_OF_EACH)

@@ -1,7 +1,7 @@
-"""Verify: what is true of every canonical and fused graph, in the notation of the rules.
+"""Verification of every canonical and fused graph, in the notation of the rules.
 
-Tests check all graphs, a user's are checked under TORCH_LOGS="+qfx". A graph that fails is a defect
-of a pass: it stays float, as after any other.
+Tests check all graphs; a user's graphs are checked under TORCH_LOGS="+qfx". A graph that fails
+shows a defect of a pass: it stays float, as after any other defect.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 ops = torch.ops.qfx
 
 _T = "codes(*how)"
-READS_PRODUCTS = (  # what a dequantization of int32 products looks like
+READS_PRODUCTS = (  # the dequantizations of int32 products
     pattern(
         "dequantize(acc, t[1], None, weight_scale(weight, n), bias, activation, out_dtype)",
         acc="int8_mm(t[0], t[2], weight, n)", t=_T,
@@ -33,7 +33,7 @@ READS_PRODUCTS = (  # what a dequantization of int32 products looks like
         acc="int8_bmm(a[0], a[2], b[0])", a=_T, b="quantize(right, code)",
     ),
 )  # fmt: skip
-READS_CODES = (  # operators that are given codes, their scale and their zero point
+READS_CODES = (  # operators that take codes, their scale and their zero point
     pattern("linear(t[0], t[1], t[2], *rest)", t=_T),
     pattern("linear_requantize(t[0], t[1], t[2], *rest)", t=_T),
     pattern("linear_ste(x, w, bias, x_step, w_step, [t[0], t[1], t[2]], *rest)", t=_T),
@@ -46,10 +46,10 @@ def checking() -> bool:
 
 
 def verify(gm: fx.GraphModule, before: frozenset[fx.Node]) -> None:
-    """Raises AssertionError, at a node, for a graph that no pass of ours may leave behind.
+    """Raises AssertionError, at a node, for a graph that no pass of ours may produce.
 
-    `before`: the nodes that were there before the passes: calls of our operators among them are the
-    model's own, and only what is new is looked at.
+    `before`: the nodes that existed before the passes. Calls of our operators among them belong to
+    the model, and only new nodes are checked.
     """
     for graph in graphs(gm):
         for node in graph.nodes:
@@ -71,7 +71,8 @@ def _faults(node: fx.Node) -> Iterator[str]:
 
 
 def _wrong_call(node: fx.Node) -> Iterator[str]:
-    """An operator of ours has the arguments of its schema, None where that allows it."""
+    """Yields a fault unless a call of our operators has the arguments of its schema, with None only
+    if the schema allows it."""
     if getattr(node.target, "namespace", "") != "qfx":
         return
     wanted = schema(node.target).arguments
@@ -84,13 +85,13 @@ def _wrong_call(node: fx.Node) -> Iterator[str]:
 
 
 def _written(node: fx.Node) -> Iterator[str]:
-    """What a pass adds writes nothing."""
+    """Yields a fault if a node that a pass added writes something."""
     for source in written_inputs(node):
         yield f"it writes {source}, {'a constant' if is_constant(source) else 'a tensor'}"
 
 
 def _unread(product: fx.Node) -> Iterator[str]:
-    """int32 products never leave the int8 form."""
+    """Yields a fault if int32 products leave the int8 form."""
     for reader in product.users:
         if not calls(reader, ops.dequantize.default):
             yield f"its int32 products are read by {reader}"
@@ -99,7 +100,8 @@ def _unread(product: fx.Node) -> Iterator[str]:
 
 
 def _reads_inlined(node: fx.Node) -> bool:
-    """Codes that aten operators make, on a GPU: all three parts of one quantization."""
+    """Whether a node reads codes that aten operators compute, on a GPU: all three parts of one
+    quantization."""
     parts = [n.meta[INLINED] for n in node.all_input_nodes if INLINED in n.meta]
     return len(parts) == 3 and parts == [(parts[0][0], i) for i in range(3)]
 
@@ -107,7 +109,7 @@ def _reads_inlined(node: fx.Node) -> bool:
 def _no_pattern(
     node: fx.Node, patterns: Sequence[Pattern], if_reads: Sequence[object] = ()
 ) -> Iterator[str]:
-    """A node that starts one of the patterns fits one of them."""
+    """Yields a fault if a node that starts some of the patterns fits none of them."""
     tried = [each for each in patterns if each.starts_at(node)]
     if not tried or (if_reads and not calls(node.args[0], *if_reads)):
         return

@@ -1,1 +1,1 @@
-"""Values that users make and every room reads: schemes, configurations, recipes."""
+"""Values that users create and all of qfx reads: schemes, configurations, recipes."""

@@ -1,4 +1,4 @@
-"""Config: what a user may set, checked when it is made; and its reading from `options={...}`."""
+"""Config: the options of qfx, checked on creation, and how `options={...}` is parsed."""
 
 from __future__ import annotations
 
@@ -34,22 +34,26 @@ INNER = ("inductor", "aot_eager", "eager")
 
 @dataclass(frozen=True)
 class Config:
-    """How qfx decides.
+    """The options by which qfx decides.
 
-    `scheme`: a name of `PRESETS` or a `Scheme`. `recipe`: what calibration decided; the sites it
-    names follow it, the others `scheme`. `skip`, `only`: patterns for module paths and parameter
-    names (`lm_head`, `layers.0.*`); `only` keeps nothing else, `skip` wins over it and over the
-    recipe. `minimum_gain`: a site becomes int8 if its predicted float time divided by its int8
-    time is at least this; 0 quantizes all that int8 suits (docs/limits.md). `inner`: the compiler
-    of the rewritten graph.
+        config = qfx.Config(scheme="w8a8", skip=["lm_head"], minimum_gain=1.2)
+
+    `scheme`: a name of `PRESETS` or a `Scheme`. `recipe`: the decisions of calibration; the sites
+    it names follow it, the others follow `scheme`. `skip`, `only`: patterns for module paths and
+    parameter names (`lm_head`, `layers.0.*`); with `only`, nothing else becomes int8; `skip`
+    overrides `only` and the recipe. `minimum_gain`: a site becomes int8 if its predicted float time
+    divided by its predicted int8 time is at least this; 0 quantizes all that int8 suits
+    (docs/limits.md). `inner`: the compiler of the rewritten graph.
+
     `backward`: how gradients are computed when the model trains, "float" or "int8" with stochastic
-    rounding. `guard`: rows of activations whose relative error in int8 may exceed this, by the
-    bound (B5) of docs/numerics.md, run in float; None never. `smoothing`: of a model that takes
-    token ids, channels of activations and weights are balanced before both are rotated, by what
-    the model computes from seeded ids ((R4) there). `release_weights`: under `torch.compile`, float
-    weights that are packed give their memory back, to files where need be, and all legal sites with
-    such weights are int8, whatever is gained (docs/serving.md). `embeddings`: "int8" for codes in
-    the place of each nn.Embedding, by `quantize_` alone. Raises ValueError or TypeError.
+    rounding. `guard`: rows of activations whose relative error in int8 may exceed this number,
+    according to the bound (B5) of docs/numerics.md, run in float; None for no guard. `smoothing`:
+    in a model whose input is token ids, channels of activations and weights are balanced before
+    both are rotated, by what the model computes from seeded ids ((R4) of docs/numerics.md).
+    `release_weights`: under `torch.compile`, the memory of packed float weights is freed, by
+    writing them to files if necessary, and all legal sites with such weights are int8, whatever
+    their gain (docs/serving.md). `embeddings`: "int8" replaces each nn.Embedding by codes, with
+    `quantize_` only. Raises ValueError or TypeError.
     """
 
     scheme: str | Scheme = "w8a8"
@@ -66,8 +70,9 @@ class Config:
 
     @classmethod
     def of(cls, given: Configurable) -> Config:
-        """The Config that is meant by one, a name of `PRESETS`, a `Scheme`, a mapping of fields, or
-        None for the default. Raises TypeError for anything else, and what Config raises."""
+        """Returns the Config given by a Config, a name of `PRESETS`, a `Scheme`, a mapping of
+        fields, or None for the default. Raises TypeError for anything else, and what Config raises.
+        """
         if isinstance(given, Config):
             return given
         if isinstance(given, str | Scheme):
@@ -83,7 +88,7 @@ class Config:
 
     @property
     def recipe_names(self) -> frozenset[str]:
-        """Of the matmuls of the recipe; empty without one."""
+        """The names of the matmuls in the recipe; empty without a recipe."""
         return self.recipe.names if self.recipe else frozenset()
 
     @property
@@ -147,11 +152,11 @@ Configurable: TypeAlias = Config | Scheme | str | Mapping[str, Any] | None  # se
 
 def parse_options(options: Configurable, inner: bool = True) -> tuple[Config, dict[str, Any]]:
     """Splits `options` into qfx's Config and the options of the inner compiler, Inductor, which are
-    only allowed where `inner` is true; what is no mapping is for `Config.of`.
+    only allowed if `inner` is true. Options that are not a mapping are passed to `Config.of`.
 
-    A path stands for the recipe in its file. A filter of guards is PyTorch's own option, which a
-    backend is not given. Raises ValueError for a name that neither knows, with
-    the nearest names.
+    A path as `recipe` is replaced by the recipe in that file. The option `guard_filter_fn` is
+    ignored: it is PyTorch's own and not passed to backends. Raises ValueError for a name that is
+    neither an option of qfx nor of Inductor, with the nearest names.
     """
     if not isinstance(options, Mapping | None):
         return Config.of(options), {}

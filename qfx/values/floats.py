@@ -1,4 +1,4 @@
-"""The tensors and the longest sums that int8 serves."""
+"""The float dtypes, and the longest sums, that int8 supports."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def short(dtype: torch.dtype) -> str:
 
 
 def unserved_type(tensor: Tensor) -> str:
-    """What int8 does not serve of a tensor's type, in words that follow "is"; '' where it serves
-    the type. The tensor is not read."""
+    """Returns what int8 does not support about a tensor's type, in words that complete "is", or ''
+    if it supports the type. Does not read the tensor."""
     if tensor.is_nested:
         return "a nested tensor"
     if wraps_tensors(tensor):

@@ -1,5 +1,5 @@
-"""Recipe: what calibration decided for each call site, as a value and as a JSON file, beside which
-the codes lie that it rounded otherwise than to the nearest."""
+"""Recipe: the decisions of calibration for each call site, as a value and as a JSON file. Codes
+that are not rounded to nearest are in a second file beside the JSON."""
 
 from __future__ import annotations
 
@@ -20,17 +20,24 @@ from qfx.values.rounding import Rounding
 from qfx.values.scheme_json import list_of, scheme_from
 from qfx.values.site_recipe import PinnedProduct, SiteRecipe, listed
 
-VERSIONS = (1, 2)  # of the JSON; 2 names its file of codes, which qfx 0.2 does not look for
+VERSIONS = (1, 2)  # of the JSON; version 2 names its file of codes, which qfx 0.2 does not look for
 _FOUND = ("module", "KxN", "scheme", "factor", "static scale", "outliers", "SQNR dB")
 _HEAD = (*_FOUND, "divergence", "reason")
-_LATER = ("rounding", "divergence")  # fields that are written where they are there
+_LATER = ("rounding", "divergence")  # fields that are written only if they have a value
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """What `qfx.calibrate` or `qfx.pin` found: one `SiteRecipe` for each call site. What it does
-    not name goes the usual way; unless `pinned`, the products and attentions of a whole plan, is
-    given: then all else stays float. Prints as a table."""
+    """The result of `qfx.calibrate` or `qfx.pin`: one `SiteRecipe` for each call site. It prints as
+    a table.
+
+        recipe.save("recipe.json")
+        recipe = qfx.Recipe.load("recipe.json")
+
+    Matmuls that it does not name are decided as usual, unless `pinned` is given: the products and
+    attentions of a whole plan. Then everything else stays float. Raises ValueError if a matmul
+    occurs twice.
+    """
 
     sites: tuple[SiteRecipe, ...]
     pinned: tuple[PinnedProduct, ...] | None = None
@@ -44,7 +51,7 @@ class Recipe:
 
     @property
     def names(self) -> frozenset[str]:
-        """Of all that it decides."""
+        """The names of all matmuls that the recipe decides."""
         return frozenset(s.name for s in self.sites) | {p.name for p in self.pinned or ()}
 
     def __str__(self) -> str:
@@ -55,11 +62,12 @@ class Recipe:
         return tabulate(table, [_HEAD[i] for i in shown], disable_numparse=True)
 
     def to_json(self) -> str:
-        """JSON text with a version, a line for each site; `from_json` gives an equal recipe."""
+        """Returns JSON text with a version and one line per site; `from_json` returns an equal
+        recipe. Raises ValueError for what JSON cannot hold."""
         return self._text(None)
 
     def _text(self, codes: str | None) -> str:
-        """With the name of the file of its codes."""
+        """Returns the JSON text with the name of the file of codes."""
         head = (
             '"qfx_recipe": 1' if codes is None else f'"qfx_recipe": 2, "codes": {json.dumps(codes)}'
         )
@@ -68,31 +76,33 @@ class Recipe:
 
     @classmethod
     def from_json(cls, text: str) -> Recipe:
-        """Raises ValueError for what `to_json` of this version did not write, and for a recipe with
-        codes, which JSON does not hold: `save` and `load` do."""
+        """Returns the recipe of a JSON text. Raises ValueError for text that `to_json` of this
+        version did not write, and for a recipe with codes, which JSON does not hold; use `save` and
+        `load` for it."""
         return _recipe(raw_of(text), _no_codes)
 
     def save(self, path: str | Path) -> None:
-        """Writes the recipe as JSON and, where sites have codes, these into a file beside it that
-        is named by its content, such as `recipe-<16 digits>.safetensors` beside `recipe.json`.
+        """Writes the recipe as JSON. Codes of sites are written to a file beside it that is named
+        by its content, such as `recipe-<16 digits>.safetensors` beside `recipe.json`.
 
-        The recipe at `path` is replaced as a whole when the JSON is renamed, last of all; the codes
-        of the one before are then removed. Raises, with the old recipe left as it was, OSError,
-        ValueError for what JSON cannot hold, and ImportError where there are codes, but not the
-        package safetensors.
+        The recipe at `path` is replaced as a whole when the JSON is renamed, as the last step; then
+        the codes of the former recipe are removed. Raises OSError, ValueError for what JSON cannot
+        hold, and ImportError if there are codes but the package safetensors is missing; the old
+        recipe then remains unchanged.
         """
         save_recipe(Path(path), self.files(path))
 
     def files(self, path: str | Path) -> RecipeFiles:
-        """The bytes that `save` writes for this path. Raises as `save`."""
+        """Returns the bytes that `save` writes for this path. Raises the same errors as `save`."""
         codes = {_key(s): s.rounding.codes for s in self.sites if s.rounding}
         return recipe_files(Path(path), codes, lambda name: f"{self._text(name)}\n")
 
     @classmethod
     def load(cls, path: str | Path) -> Recipe:
-        """Reads what `save` wrote, of any earlier version. Raises OSError without the file,
-        ValueError for one that is no recipe, no regular file or too large, or whose codes are not
-        beside it as they were saved; ImportError where it has some, without safetensors."""
+        """Reads what `save` wrote, of this or any earlier version. Raises OSError if the file is
+        missing, ValueError if it is no recipe, no regular file or too large, or if its codes are
+        not beside it as they were saved, and ImportError if it has codes and safetensors is
+        missing."""
         return read_recipe(Path(path), _recipe)
 
 
@@ -149,18 +159,18 @@ def _listing(values: Sequence[SiteRecipe | PinnedProduct]) -> str:
 
 
 def _raw(value: SiteRecipe | PinnedProduct) -> dict[str, Any]:
-    """Its fields as JSON; of a rounding what the codes are known by."""
+    """Returns the fields of a value as JSON; of a rounding, only what identifies the codes."""
     if isinstance(value, PinnedProduct):
         return asdict(value)
     raw = asdict(replace(value, rounding=None))
     for name in _LATER:
-        if raw[name] is None:  # so it is a recipe that earlier builds read
+        if raw[name] is None:  # so that earlier builds can read the recipe
             del raw[name]
     return raw if value.rounding is None else {**raw, "rounding": value.rounding.said}
 
 
 def _key(site: SiteRecipe) -> str:
-    """Of its codes in their file."""
+    """Returns the name of a site's codes in their file."""
     return f"{site.name}[{site.call}]"
 
 

@@ -1,4 +1,4 @@
-"""Rounding: codes that calibration has chosen for a weight, and which weight they belong to."""
+"""Rounding: codes that calibration has chosen for a weight, and the digest of that weight."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ from qfx.io.errors import UserError
 METHODS = {
     "gptq": "GPTQ",
     "gptq-sequential": "sequential GPTQ",
-}  # how codes may be found, and what people call it
+}  # methods of finding codes, and their names in messages
 
 
 @dataclass(frozen=True, eq=False)
 class Rounding:
-    """Codes that take the place of the nearest ones, by (Q9) in docs/numerics.md.
+    """Codes that replace those rounded to nearest, found by (Q9) in docs/numerics.md.
 
-    `site`: the matmul, as errors name it. `method`: one of `METHODS`. `weight`: `weight_digest` of
-    the float weight. `codes`: int8 [N, K] on the CPU, not to be written to. Two of one method and
-    of equal digests are equal. Raises ValueError.
+    `site`: the matmul, as errors name it. `method`: one of `METHODS`. `weight`: the `weight_digest`
+    of the float weight. `codes`: int8 [N, K] on the CPU, not to be written to. Two roundings with
+    the same method and digests are equal. Raises ValueError for an unknown method, a digest that is
+    no text, and other codes.
     """
 
     site: str
@@ -59,7 +60,7 @@ class Rounding:
 
     @property
     def said(self) -> dict[str, str]:
-        """What the JSON of a recipe has of it."""
+        """The entry of this rounding in the JSON of a recipe."""
         return {"method": self.method, "weight": self.weight, "codes": self.digest}
 
 
@@ -68,6 +69,7 @@ def codes_digest(codes: Tensor) -> str:
 
 
 def weight_digest(w_nk: Tensor, how: str) -> str:
-    """SHA-256 of the values of a float weight [N, K], as float32, and of `how` it is transformed
-    and quantized: the same on every machine, whatever the weight's type, device and strides."""
+    """Returns the SHA-256 of the values of a float weight [N, K], as float32, and of `how` it is
+    transformed and quantized. It is the same on every machine, whatever the weight's dtype, device
+    and strides."""
     return digest_of(f"weight {list(w_nk.shape)} {how}", w_nk, dtype=torch.float32)

@@ -1,6 +1,6 @@
-"""Values that say how a matmul is quantized: QSpec (one operand) and Scheme (one site).
+"""Values that define how a matmul is quantized: QSpec (one operand) and Scheme (one site).
 
-Frozen and hashable; legality is checked when a value is made; `str` is one token.
+They are frozen and hashable, legality is checked on creation, and `str` is one token.
 """
 
 from __future__ import annotations
@@ -14,21 +14,23 @@ PER_COLUMN = (0,)  # per in feature: folded into the other operand, docs/numeric
 BACKWARD = ("float", "int8")
 ROTATIONS = (0, 16, 64)  # sizes of the blocks of K that may be rotated
 GROUP_MULTIPLE = 32
-PACKED_BITS, PACKED_GROUPS = (4, 5), (32, 64, 128)  # of which there are kernels
+PACKED_BITS, PACKED_GROUPS = (4, 5), (32, 64, 128)  # combinations that have kernels
 _AXES_LETTER = {PER_ROW: "r", PER_TENSOR: "t", PER_COLUMN: "c"}
 
 
 @dataclass(frozen=True)
 class QSpec:
-    """How one operand, viewed as a matrix [rows, K], becomes integers: docs/numerics.md (Q1)-(Q3).
+    """The quantization of one operand, viewed as a matrix [rows, K]: docs/numerics.md (Q1)-(Q3).
 
-    `bits`: 2 to 8. `symmetric`: zero point 0 or not. `axes`: the tuple of axes of the matrix that
-    are reduced away, `PER_ROW`, `PER_TENSOR` or `PER_COLUMN`. `group`: how many elements of a row
-    share a scale, a multiple of 32 (on CUDA of 64), or 0 for all. `static`: the scale is given in
-    advance, by a `Recipe`. `packed`: the codes of a weight, of 4 or 5 bits in groups of 32, 64 or
-    128, are stored in so many bits and their scales in 16, in place of 8 and 32. The token is
-    `s8r`, `a8t`, `s4g64`, with a capital where static, `s4p64` where packed. Raises ValueError for
-    anything else, TypeError for other types.
+        weights = qfx.QSpec(bits=4, symmetric=False, group=64, packed=True)
+
+    `bits`: 2 to 8. `symmetric`: whether the zero point is 0. `axes`: the tuple of axes of the
+    matrix that are reduced away, `PER_ROW`, `PER_TENSOR` or `PER_COLUMN`. `group`: how many
+    elements of a row share a scale, a multiple of 32 (on CUDA of 64), or 0 for all. `static`:
+    whether the scale is fixed in advance by a `Recipe`. `packed`: whether the codes of a weight (4
+    or 5 bits, in groups of 32, 64 or 128) are stored in 4 or 5 bits instead of 8, and their scales
+    in 16 bits instead of 32. The token is `s8r`, `a8t`, `s4g64`, with a capital if static, `s4p64`
+    if packed. Raises ValueError for anything else, TypeError for other types.
     """
 
     bits: int = 8
@@ -74,13 +76,15 @@ class QSpec:
 
 @dataclass(frozen=True)
 class Scheme:
-    """How one site is quantized: its activation `x` and its weight `w`.
+    """The quantization of one site: of its activation `x` and its weight `w`.
 
-    `x` None: the activation stays float, only the weight is int8. Where both have groups, they are
-    of one size. `backward`: the matmuls of its gradients, "float", or "int8" on stochastically
+        config = qfx.Config(scheme=qfx.Scheme(x=qfx.QSpec(symmetric=False), rotation=64))
+
+    `x` None: the activation stays float, only the weight is int8. If both have groups, the sizes
+    are equal. `backward`: the matmuls of its gradients, "float", or "int8" on stochastically
     rounded gradients. `rotation`: the largest block of K that is rotated, 0, 16 or 64
-    (docs/numerics.md (R1)); `block` says which one fits. Raises ValueError for what no operator
-    computes, TypeError for other types.
+    (docs/numerics.md (R1)); `block` returns the one that fits K. Raises ValueError for combinations
+    that no operator supports, TypeError for other types.
     """
 
     x: QSpec | None = field(default_factory=QSpec)
@@ -104,36 +108,38 @@ class Scheme:
             _check_groups(self.x, self.w, self.backward)
 
     def __deepcopy__(self, memo: Any) -> Scheme:
-        return self  # which cannot change: guards of compiled graphs compare it at each call
+        return self  # frozen; guards of compiled graphs compare it at each call
 
     @property
     def group(self) -> int:
-        """How many elements of K are added up by themselves, as a scale of x or w asks for: 0 where
-        no operand has groups."""
+        """The number of elements of K that are summed separately, as required by the scales of x or
+        w; 0 if no operand has groups."""
         return self.w.group or (self.x.group if self.x else 0)
 
     def block(self, k: int | None) -> int:
-        """The size of the rotated blocks of K: the largest that divides `k`, 0 for none."""
+        """Returns the size of the rotated blocks of K: the largest that divides `k`, 0 for none."""
         fitting = (b for b in ROTATIONS if b and b <= self.rotation and k and k % b == 0)
         return max(fitting, default=0)
 
     def at(self, k: int | None) -> Scheme:
-        """What it does to a matmul of `k` features: with the rotation that fits."""
+        """Returns the scheme for a matmul of `k` features, that is with the rotation that fits."""
         return replace(self, rotation=self.block(k))
 
     @property
     def calibrated(self) -> bool:
-        """Whether it needs what only a recipe has."""
+        """Whether the scheme needs values that only a recipe has."""
         return self.x is not None and self.x.static
 
     @property
     def smooths(self) -> bool:
-        """Whether a factor of x costs no pass of its own: x is rotated, and scales are its own."""
+        """Whether a factor of x needs no pass of its own: x is rotated, and its scales are
+        dynamic."""
         return self.x is not None and not self.x.static and self.rotation != 0
 
     @property
     def fits_activations(self) -> bool:
-        """Whether products of two activations can be quantized alike, with scales per call."""
+        """Whether products of two activations can be quantized in the same way, with scales per
+        call."""
         plain = not (self.w.grouped or self.group)
         plain = plain and PER_COLUMN not in (self.w.axes, self.x and self.x.axes)
         return self.x is not None and not self.x.static and plain
@@ -145,7 +151,8 @@ class Scheme:
 
 
 def _check_types(what: str, value: Any, **types: type) -> None:
-    """8.0 bits are as many as 8, and True as 1, but no operator takes them."""
+    """Raises TypeError for values of other types. 8.0 equals 8 and True equals 1, but no operator
+    accepts them."""
     for name, wanted in types.items():
         given = getattr(value, name)
         if type(given) is not wanted:

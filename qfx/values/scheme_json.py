@@ -1,4 +1,4 @@
-"""A scheme out of JSON, as `dataclasses.asdict` made it."""
+"""Reads a scheme from JSON that `dataclasses.asdict` produced."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from qfx.values.scheme import QSpec, Scheme
 
 
 def scheme_from(raw: dict[str, Any]) -> Scheme:
-    """Raises TypeError, KeyError, AttributeError or ValueError for what is no scheme."""
+    """Returns the scheme of parsed JSON. Raises TypeError, KeyError, AttributeError or ValueError
+    if `raw` is no scheme."""
     x = None if raw["x"] is None else _spec(raw["x"])
     return Scheme(**{**raw, "x": x, "w": _spec(raw["w"])})
 

@@ -1,4 +1,5 @@
-"""Which names a `Config` means by `skip`, `only` and the sites of a recipe."""
+"""Selection by name: which names `skip`, `only` and the sites of a recipe of a `Config` refer
+to."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ from qfx.values.config import Config
 
 
 def names_in(module: nn.Module) -> set[str]:
-    """What patterns may mean in a module: its modules, parameters and buffers, by all names."""
+    """Returns the names that patterns may refer to in a module: its modules, parameters and
+    buffers, by all their names."""
     named = chain(
         module.named_modules(remove_duplicate=False),
         module.named_parameters(remove_duplicate=False),
@@ -30,7 +32,7 @@ def fits(pattern: str, candidates: Iterable[str]) -> bool:
 
 
 def left_out(config: Config, candidates: Sequence[str]) -> str | None:
-    """Why the patterns leave a match of these names float, or None."""
+    """Returns why the patterns leave a match with these names float, or None."""
     for pattern in config.skip:
         if fits(pattern, candidates):
             return f"skipped by the pattern {pattern!r}"

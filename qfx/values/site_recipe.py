@@ -1,5 +1,5 @@
-"""What a recipe says of one matmul: SiteRecipe of one with a constant operand, PinnedProduct of one
-of two activations. Frozen; what does not fit together is refused when a value is made."""
+"""The entries of a recipe: SiteRecipe for a matmul with a constant operand, PinnedProduct for one
+of two activations. Both are frozen, and inconsistent fields are rejected on creation."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from qfx.io.printable import printable
 from qfx.values.rounding import Rounding
 from qfx.values.scheme import PER_COLUMN, Scheme
 
-LEAST_INT8 = 4  # at most one column of so many may stay float
+LEAST_INT8 = 4  # at most one column of this many may stay float
 _SMALLEST, _LARGEST = 2.0**-149, (2 - 2.0**-23) * 2.0**127  # of float32
-_SMALLEST_SCALE = 2.0**-126  # kernels take no smaller one
+_SMALLEST_SCALE = 2.0**-126  # the smallest scale that kernels accept
 _SIZES = range(2**63)
 
 
 @dataclass(frozen=True)
 class SiteRecipe:
-    """What calibration decided for one matmul with a constant right operand.
+    """The decision of calibration on one matmul with a constant right operand.
 
-    `name`: as in a `Plan`; `call`: its place among the sites of that name in one graph. `n`, `k`:
-    out and in features. `scheme`: None when it stays float, and `reason` says why. `factor`: [K],
-    x is multiplied and w divided by it before both are quantized (docs/numerics.md (R1)). `scale`
-    and `zero_point`: of x, where `scheme.x` is static. `sqnr_db`: of the site's output, if
-    measured. `outliers`: the columns of K, in order and at most K / 4, that are multiplied in float
-    beside the others (R3). `rounding`: the codes of the weight, where they are not the nearest.
-    `divergence`: what the site alone was predicted to change at the model's output (D1), if it was.
-    Raises ValueError where these do not fit together.
+    `name`: as in a `Plan`. `call`: its index among the sites of that name in one graph. `n`, `k`:
+    out and in features. `scheme`: None if it stays float; `reason` then says why. `factor`: [K]; x
+    is multiplied and w divided by it before both are quantized (docs/numerics.md (R1)). `scale` and
+    `zero_point`: those of x if `scheme.x` is static. `sqnr_db`: of the site's output, if measured.
+    `outliers`: the columns of K, in ascending order and at most K / 4, that are multiplied in float
+    in addition to the others (R3). `rounding`: the codes of the weight if they are not rounded to
+    nearest. `divergence`: the predicted change of the model's output by this site alone (D1), if
+    predicted. Raises ValueError for inconsistent fields.
     """
 
     name: str
@@ -130,10 +130,9 @@ class SiteRecipe:
 
 @dataclass(frozen=True)
 class PinnedProduct:
-    """What was decided of a matmul of two activations, or an attention: int8 under `scheme`, or
-    float, an attention of one query perhaps by `attention_decode`. `name`, `call`: as of a
-    `SiteRecipe`, among the products and attentions of a graph. Raises ValueError where these do not
-    fit together."""
+    """The decision on a matmul of two activations or an attention: int8 under `scheme`, or float,
+    where an attention of one query may use `attention_decode`. `name`, `call`: as in `SiteRecipe`,
+    among the products and attentions of a graph. Raises ValueError for inconsistent fields."""
 
     name: str
     call: int
@@ -155,14 +154,15 @@ class PinnedProduct:
 
 
 def _is_number(value: Any) -> bool:
-    """NaN is none, nor is an integer that no float is near to."""
+    """Whether a value is a number. NaN is not, nor an integer too large for a float."""
     if type(value) is int:
         return value in _SIZES or -value in _SIZES
     return isinstance(value, float) and value == value
 
 
 def _are_factors(values: tuple[Any, ...]) -> bool:
-    """Floats alone are looked at together: a model has some 100,000 of them."""
+    """Whether all values are positive and finite in float32. Tuples of floats are checked together:
+    a model has some 100,000 of them."""
     if values and {*map(type, values)} == {float}:
         whole = not math.isnan(sum(values))
         return whole and min(values) >= _SMALLEST and max(values) <= _LARGEST
@@ -170,7 +170,7 @@ def _are_factors(values: tuple[Any, ...]) -> bool:
 
 
 def _is_positive(value: Any) -> bool:
-    """Or zero."""
+    """Whether a value is a finite number of at least 0."""
     return _is_number(value) and 0 <= value <= _LARGEST
 
 
@@ -183,5 +183,5 @@ def _is_code(value: Any, bits: int) -> bool:
 
 
 def listed(columns: Sequence[int]) -> str:
-    """The first few of them."""
+    """Returns the first few columns as text."""
     return ", ".join(map(str, columns[:4])) + (", ..." if len(columns) > 4 else "")

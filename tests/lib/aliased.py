@@ -1,9 +1,10 @@
 """Calls every operator that writes its arguments with operands that share memory, in a process of
 its own: aliased.py ROUNDS SEED.
 
-What an operator reads may lie in memory that it writes, as places for tokens in the codes of the
-cache: then it gives what it gives for a clone, or an error sentence and nothing is written. Prints
-how many calls returned and how many were refused.
+An operand that is read may lie in memory that the operator writes, for example places of tokens in
+the codes of the cache. The call must then return the same as for a clone of the operand, or raise
+an error sentence before anything is written. Prints how many calls returned and how many were
+refused.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ Arguments = list[Any]
 
 
 def written(name: str) -> list[int]:
-    """The places of the arguments that operator `name` writes."""
+    """Returns the indices of the arguments that operator `name` writes."""
     arguments = schema(getattr(torch.ops.qfx, name).default).arguments
     return [
         i for i, a in enumerate(arguments) if a.alias_info is not None and a.alias_info.is_write
@@ -31,13 +32,13 @@ def written(name: str) -> list[int]:
 
 
 def view(memory: Tensor, offset: int, like: Tensor) -> Tensor:
-    """A tensor of the dtype, shape and values of `like`, in the memory of another one."""
+    """Returns a tensor of the dtype, shape and values of `like`, in the memory of another one."""
     flat = memory.view(-1).view(torch.uint8)[offset : offset + like.numel() * like.element_size()]
     return flat.view(like.dtype).view(like.shape).copy_(like)
 
 
 def overlaid(arguments: Arguments, target: int, other: int) -> Iterator[Arguments]:
-    """The arguments, with `other` at several places in the memory of `target`."""
+    """Yields the arguments with `other` at several places in the memory of `target`."""
     size = arguments[other].numel() * arguments[other].element_size()
     room = arguments[target].numel() * arguments[target].element_size() - size
     for offset in sorted({0, room // 2 // 8 * 8, room // 8 * 8}) if room >= 0 else ():
@@ -57,7 +58,8 @@ def same(a: list[Tensor], b: list[Tensor]) -> bool:
 
 
 def check(name: str, arguments: Arguments, read: set[int]) -> bool:
-    """Whether the call returns: with what it wrote for clones of the arguments in `read`."""
+    """Calls an operator and returns whether it returned. If it did, it must have written the same
+    as for clones of the arguments in `read`; if not, nothing."""
     op = getattr(torch.ops.qfx, name)
     before = state(arguments)
     expected = [a.clone() if i in read else a for i, a in enumerate(arguments)]
@@ -92,7 +94,7 @@ def main(rounds: int, seed: int) -> None:
                         returned, refused = returned + done, refused + (not done)
                 expanded = [a.clone() for a in arguments]
                 expanded[target] = expanded[target][:1].expand(3, *expanded[target].shape[1:])
-                # all others of three sequences too, so that nothing else is wrong
+                # the other tensors also get three sequences, so that nothing else is wrong
                 for j, a in enumerate(expanded):
                     if j != target and a.dim() > 1:
                         expanded[j] = a[:1].repeat(3, *[1] * (a.dim() - 1))

@@ -1,9 +1,9 @@
-"""Running error analysis: beside every exact value v a bound e on how far a computed one may be.
+"""Running error analysis: for every exact value v, a bound e on the error of the computed one.
 
 A `Known` is such a pair. A rule maps the operands' pairs to the error of a result, or of what an
-in-place operation leaves behind: it covers the error that comes in, times how much the operation
-can amplify it, and the roundings of the operation itself. `u` is the unit roundoff of the result's
-type; PyTorch computes half types in float32 and rounds the result, so `U32` counts inside.
+in-place operation leaves behind: the incoming error, times how much the operation can amplify it,
+plus the roundings of the operation itself. `u` is the unit roundoff of the result's type; PyTorch
+computes half types in float32 and rounds the result, so `U32` counts inside.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from qfx.values.scheme import PER_TENSOR, QSpec
 from tests.lib.strategies import step_error
 
 U32 = 2.0**-24
-# float64 is also what the exact values are computed in: both sides round.
+# The exact values are also computed in float64: both sides round.
 UNIT = {torch.float32: U32, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
 UNIT[torch.float64] = 2.0**-52
-# Where rounding is absolute: in the subnormal numbers, which kernels may flush to zero in float32.
+# Absolute rounding in the subnormal numbers, which kernels may flush to zero in float32.
 TINY = {u: max(2.0**-126, torch.finfo(t).tiny * torch.finfo(t).eps) for t, u in UNIT.items()}
 STEEPEST = 1.13  # the largest slope of gelu, at sqrt(2); silu's is 1.0999
 
@@ -46,7 +46,7 @@ Rule = Callable[..., Tensor]
 
 
 def rounded(u: float, v: Tensor, e: Tensor) -> Tensor:
-    """The error of a value known to e, after one rounding."""
+    """Returns the error of a value known to e, after one rounding."""
     return e + u * (v.abs() + e) + TINY[u]
 
 
@@ -55,12 +55,12 @@ def add(u: float, a: Known, b: Known) -> Tensor:
 
 
 def mul(u: float, a: Known, b: Known) -> Tensor:
-    """a~ b~ - a b = a (b~ - b) + (a~ - a) b~"""
+    """Uses a~ b~ - a b = a (b~ - b) + (a~ - a) b~."""
     return rounded(u, a.v * b.v, a.v.abs() * b.e + a.e * b.most)
 
 
 def axpy(factor: float) -> Rule:
-    """a + factor * b; the product may round."""
+    """Returns the rule of a + factor * b; the product may round."""
 
     def rule(u: float, a: Known, b: Known) -> Tensor:
         return rounded(u, a.v + factor * b.v, a.e + abs(factor) * (b.e + u * b.most))
@@ -69,7 +69,7 @@ def axpy(factor: float) -> Rule:
 
 
 def affine(factor: float, term: float) -> Rule:
-    """factor * a + term; the product rounds too."""
+    """Returns the rule of factor * a + term; the product rounds too."""
 
     def rule(u: float, a: Known) -> Tensor:
         return rounded(u, factor * a.v + term, abs(factor) * (a.e + u * a.most))
@@ -78,12 +78,12 @@ def affine(factor: float, term: float) -> Rule:
 
 
 def slope(steepest: float) -> Rule:
-    """A function with |f'| <= steepest that is computed exactly."""
+    """Returns the rule of a function with |f'| <= steepest that is computed exactly."""
     return lambda u, a: steepest * a.e
 
 
 def smooth(steepest: float, ulps: int) -> Rule:
-    """As `slope`, where |f(v)| <= max(1, |v|) is evaluated within ulps * 2^-24 of that. (E2)"""
+    """Returns the `slope` rule for |f(v)| <= max(1, |v|) within ulps * 2^-24 of that. (E2)"""
 
     def rule(u: float, a: Known) -> Tensor:
         most = a.most.clamp_min(1)
@@ -97,7 +97,7 @@ def cast(u: float, a: Known) -> Tensor:
 
 
 def larger(u: float, a: Known, b: Known) -> Tensor:
-    """max and min of two move by no more than the one that moves most."""
+    """Bounds max and min of two: they move by no more than the operand that moves most."""
     return torch.maximum(a.e, b.e)
 
 
@@ -120,7 +120,7 @@ def attention_decode(
     causal: bool,
     dtype: torch.dtype,
 ) -> Tensor:
-    """How far `attention_decode` may be from its reference: (A9), and two roundings."""
+    """Bounds the distance of `attention_decode` from its reference: (A9), and two roundings."""
     q, k, v = matched(q, k, v)
     d, n = k.shape[-1], k.shape[-2]
     if n == 0:
@@ -149,7 +149,7 @@ def kv_attention(
     block_table: Tensor | None = None,
     softcap: float = 0.0,
 ) -> Tensor:
-    """How far `kv_attention` may be from its reference: (K5), and two roundings."""
+    """Bounds the distance of `kv_attention` from its reference: (K5), and two roundings."""
     keys, key_scale = (found_by(block_table, t) for t in (keys, key_scale))
     values, value_scale = (found_by(block_table, t) for t in (values, value_scale))
     if 0 in (length, q.numel()):
@@ -171,30 +171,30 @@ def kv_attention(
 
 
 def _sizes(codes: Tensor, scale: Tensor) -> Tensor:
-    """How large the parts are that rotated keys or values are made of. (K2)"""
+    """Returns the magnitudes of the terms of which rotated keys or values are sums. (K2)"""
     scale = scale[:, :, : codes.shape[2]].double().abs()
     return codes.double().abs() * scale[..., :1] + (scale[..., 1:] if scale.shape[-1] == 2 else 0)
 
 
 def softmax(u: float, a: Known, kept: Tensor | None = None) -> Tensor:
-    """p~ = exp(x~) / sum exp(x~): the quotient moves by a factor of at most exp(e_i + max e). What
-    is not `kept` is 0."""
+    """Bounds p~ = exp(x~) / sum exp(x~): the quotient moves by a factor of at most exp(e_i + max
+    e). Elements not `kept` are 0."""
     k = a.v.shape[-1]
     lost = torch.zeros_like(a.v, dtype=torch.bool) if kept is None else ~kept.expand_as(a.v)
     span = a.most.masked_fill(lost, 0).amax(-1, keepdim=True)
     inside = (a.e + 2 * U32 * (a.most + span)).masked_fill(lost, 0)  # x - max(x) rounds
     power = inside + inside.amax(-1, keepdim=True) + (k + 8) * U32  # exp, sum, division
-    p = a.v.masked_fill(lost, -torch.inf).softmax(-1).nan_to_num(0)  # of a row without any
+    p = a.v.masked_fill(lost, -torch.inf).softmax(-1).nan_to_num(0)  # 0 if none is kept
     moved = torch.where(power > 20, 1.0, p * torch.expm1(power.clamp_max(20))).clamp_max(1)
     return rounded(u, p, moved.masked_fill(lost, 0))
 
 
 def norm(centered: bool, eps: float) -> Rule:
-    """c / sqrt(mean c^2 + eps) * w + b, c = x - mean x or x.
+    """Returns the rule of c / sqrt(mean c^2 + eps) * w + b, c = x - mean x or x.
 
     With d a bound on c's error, the root moves by at most s = sqrt(mean d^2), being a norm of the
     vector (c, sqrt(K eps)); so c / root moves by at most d / low + |c| s / (root low), low the
-    smallest root possible. Nothing normalised exceeds sqrt(K).
+    smallest root possible. No normalized element exceeds sqrt(K).
     """
 
     def rule(u: float, x: Known, w: Known, b: Known | None = None) -> Tensor:
@@ -223,7 +223,7 @@ Product = Callable[[Tensor, Tensor, Tensor], Tensor]  # (x, w, bias) -> bilinear
 
 
 def quantization_error(spec: QSpec, t: Known, axes: tuple[int, ...]) -> Tensor:
-    """(B1) for the codes of any tensor within t, whose rows run along `axes`."""
+    """Bounds the error (B1) of the codes of any tensor within t, whose rows run along `axes`."""
     axes = tuple(range(t.v.ndim)) if spec.axes == PER_TENSOR else axes
     if spec.symmetric:
         scale = t.most.amax(axes, keepdim=True) / (2 ** (spec.bits - 1) - 1)
@@ -236,7 +236,7 @@ def quantization_error(spec: QSpec, t: Known, axes: tuple[int, ...]) -> Tensor:
 
 
 def rotation(block: int, k: int) -> Tensor:
-    """R.T of (R1) in float64, [K, K]."""
+    """Returns R.T of (R1) in float64, [K, K]."""
     if not block:
         return torch.eye(k).double()
     one = REFERENCES["rotate"](torch.eye(block), None, block).double()
@@ -244,7 +244,7 @@ def rotation(block: int, k: int) -> Tensor:
 
 
 def turned(block: int, t: Known, axes: tuple[int, ...]) -> Known:
-    """R t, with K along `axes`. (R1) (B4)"""
+    """Returns R t, with K along `axes`. (R1) (B4)"""
     if not block:
         return t
     last = tuple(range(-len(axes), 0))
@@ -256,12 +256,12 @@ def turned(block: int, t: Known, axes: tuple[int, ...]) -> Known:
 
 
 def widened(spec: QSpec, t: Known, axes: tuple[int, ...]) -> Known:
-    """What the codes of t stand for."""
+    """Returns t with the error of its codes added."""
     return Known(t.v, t.e + quantization_error(spec, t, axes))
 
 
 def product(u: float, f: Product, x: Known, w: Known, bias: Known, k: int) -> Tensor:
-    """(B2) for any spelling f of a product: its bilinear part, with e_x and e_w the errors of the
+    """Bounds (B2) for any spelling f of a product: its bilinear part, with e_x and e_w errors of
     operands, and K + 8 roundings of the sum of absolute values; bias and result round in `u`."""
     none = torch.zeros_like(bias.v)
     moved = f(x.v.abs(), w.e, none) + f(x.e, w.most, none) + f(x.v * 0, w.v * 0, bias.e)
@@ -274,11 +274,11 @@ HALF_A_PROBABILITY = 0.51 / 65535
 
 
 class Attention(NamedTuple):
-    """softmax(q k^T / sqrt(D)) v over the keys that count, with `int8` as floats or as codes.
+    """The rule of softmax(q k^T / sqrt(D)) v over visible keys, for int8 in floats or in codes.
 
-    The mask is bool, or added: then its values may not be such that adding them swallows scores.
-    `groups`: heads of q that each take the first's of these heads of k and v. Keys that a row does
-    not see do not move its bound.
+    The mask is bool, or added: then its values must not be so large that scores are lost in the
+    sum. `groups`: heads of q that share the first of these heads of k and v. Keys that a row does
+    not see do not affect its bound.
     """
 
     causal: bool = False
@@ -289,7 +289,7 @@ class Attention(NamedTuple):
         return _mixed(u, _probabilities(u, q, k, self._added(q, k, mask)), v)
 
     def in_codes(self, u: float, q: Known, k: Known, v: Known, mask: Known | None = None) -> Tensor:
-        """(A1) to (A6), or still in floats."""
+        """Bounds (A1) to (A6), or the computation in floats if that is larger."""
         in_floats = self(u, q, k, v, mask)
         k, v = self._of_all_heads(k), self._of_all_heads(v)
         b = self._added(q, k, mask)
@@ -306,14 +306,14 @@ class Attention(NamedTuple):
         return Known(*(part.repeat_interleave(self.groups, -3) for part in first))
 
     def _added(self, q: Known, k: Known, mask: Known | None) -> Tensor:
-        """[..., M, N], minus infinity where a row does not see a key. (A1)"""
+        """Returns the mask [..., M, N], minus infinity for keys that a row does not see. (A1)"""
         b = None if mask is None else mask.v
         b = b.float() if b is not None and b.dtype != torch.bool else b
         return added(b, self.causal, q.v.shape[-2], k.v.shape[-2]).double()
 
 
 def _probabilities(u: float, q: Known, k: Known, b: Tensor) -> Known:
-    """Half types may round scores and probabilities; minus infinity in b takes a key away."""
+    """Returns the probabilities, which half types may round. Minus infinity in b hides a key."""
     scale, none = q.v.shape[-1] ** -0.5, Known(*torch.zeros(2, 1).double())
     kt = Known(k.v.mT, k.e.mT)
     scores = product(u, lambda a, b, c: a @ b * scale + c, q, kt, none, q.v.shape[-1])
@@ -333,12 +333,12 @@ def _block(k: int) -> int:
 
 
 def _rotated_codes(t: Known) -> Known:
-    """(A3): rotated queries and keys have the products that they had."""
+    """Applies (A3): rotated queries and keys have unchanged products."""
     return widened(EIGHT_BITS, turned(_block(t.v.shape[-1]), t, (-1,)), (-1,))
 
 
 def _codes_rotated_back(v: Known) -> Known:
-    """(A6): what the codes of a value stand for is off by steps; rotated back, by their sums."""
+    """Bounds (A6): codes of a value are off by steps; rotated back, by sums of steps."""
     block = _block(v.v.shape[-1])
     there = turned(block, v, (-1,))
     steps = quantization_error(EIGHT_BITS, there, (-1,)) + 8 * U32 * block**0.5 * there.most
@@ -346,8 +346,8 @@ def _codes_rotated_back(v: Known) -> Known:
 
 
 def _rounded_probabilities(p: Known, v: Known) -> Tensor:
-    """(A5): each integer is off by half a step of the row's greatest weight times a value's scale,
-    and stands before a code of at most 127; rotated back, these add up."""
+    """Bounds (A5): each integer is off by half a step of the row's greatest weight times a value's
+    scale, and multiplies a code of at most 127; rotated back, these errors add up."""
     block, n = _block(v.v.shape[-1]), v.v.shape[-2]
     largest = turned(block, v, (-1,)).most.amax(-1)[..., None, :]
     greatest = (p.most * largest).amax(-1, keepdim=True)
@@ -355,7 +355,7 @@ def _rounded_probabilities(p: Known, v: Known) -> Tensor:
 
 
 def _centered(k: Known, kept: Tensor) -> Known:
-    """(A2): keys less the mean of those that all rows see, which softmax does not see."""
+    """Applies (A2): subtracts the mean of keys that all rows see; softmax does not change."""
     row = kept[..., :1, :].mT.expand(*k.v.shape[:-1], 1)
     alike = (kept == kept[..., :1, :]).all((-1, -2), keepdim=True) & row.any(-2, keepdim=True)
     seen, count = (

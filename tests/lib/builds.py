@@ -1,4 +1,4 @@
-"""Builds that several test files need, while these run in several processes."""
+"""Builds that several test files need, which may run in several processes."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ BUILD = Path(__file__).resolve().parents[2] / "build"
 
 
 def one_process(folder: Path) -> FileLock:
-    """Held by the process that builds in `folder`; the others wait and find it built."""
+    """Returns a lock that the process that builds in `folder` holds; the others wait and find the
+    result."""
     folder.parent.mkdir(exist_ok=True)
     return FileLock(folder.with_suffix(".lock"))
 
 
 @functools.cache
 def cpu_objects() -> Path | None:
-    """Where the objects of csrc/cpu lie that the extension was linked from, up to date; None where
-    it was not built in this folder, or cannot be here."""
+    """Returns the folder of the up-to-date objects of csrc/cpu from which the extension was linked.
+    Returns None if it was not built in this folder, or cannot be built here."""
     tag = f"cp{sys.version_info.major}{sys.version_info.minor}-*"
     for objects in BUILD.glob(f"{tag}/CMakeFiles/qfx_cpu.dir/csrc/cpu"):
         folder = objects.parents[3]
@@ -33,5 +34,5 @@ def cpu_objects() -> Path | None:
 
 
 def with_cpu_objects() -> list[str]:
-    """For CMake."""
+    """Returns the CMake arguments that name the objects."""
     return [f"-DQFX_CPU_OBJECTS={cpu_objects() or ''}"]

@@ -1,4 +1,4 @@
-"""Cost models for tests: tables that do not depend on the machine, and prices by hand."""
+"""Cost models for tests: tables that do not depend on the machine, and fixed prices."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def grid(per_mac: float, call: float, axes: Axes) -> Grid:
 
 
 def table(kind: str, int8_per_mac: float, **numbers: tuple[float, ...]) -> Table:
-    """Float takes 1e-10 seconds per multiply-accumulate."""
+    """Makes a table in which float takes 1e-10 seconds per multiply-accumulate."""
     per_mac, axes = {"float": 1e-10, "int8": int8_per_mac}, KINDS[kind].axes
     return Table({name: grid(per_mac[name], CALL[name], axes) for name in CALL}, numbers)
 
@@ -49,13 +49,13 @@ for _kind in ("products", "attentions", "decodes"):
 
 
 def fixed_tables(**others: Table) -> MachineCost:
-    """The fixed cost model, with other tables of some kinds."""
+    """Returns the fixed cost model, with other tables for some kinds."""
     tables = {**FIXED, **others}
     return MachineCost(lambda kind, *machine: tables[kind])
 
 
 def known(table: Table) -> Known:
-    """A whole table as the cells and numbers of a live one."""
+    """Returns the cells and numbers of a live table that is completely known."""
     axes = table.grids["float"].axes
     cells = {}
     for point in itertools.product(*(range(len(points)) for points in axes)):
@@ -68,13 +68,14 @@ FIXED_COSTS = Costs(fixed_tables(), cost_of)
 
 
 def exchanged(batches: Table) -> Table:
-    """A table of batches with int8 as fast as float was."""
+    """Returns a table of batches in which int8 is as fast as float was."""
     grids = {"float": batches.grids["int8"], "int8": batches.grids["float"]}
     return Table(grids, {"call": batches.numbers["call"][::-1]})
 
 
 class Free:
-    """A cost model of everything, whose `estimate` is still to come: weights are packed at once."""
+    """A base of cost models that lack nothing and in which packing and training take no time;
+    subclasses define `estimate`."""
 
     def lacks(self, kind: str, dtype: torch.dtype, scheme: qfx.Scheme | None) -> str | None:
         return None
@@ -88,7 +89,8 @@ class Free:
 
 @dataclass(frozen=True)
 class Prices(Free):
-    """Seconds of every matmul, whatever its size; `attention_decode` never gains."""
+    """A cost model with the same seconds for every matmul, whatever its size; `attention_decode`
+    never gains."""
 
     float_s: float
     int8_s: float = 1.0

@@ -1,4 +1,4 @@
-"""A package of AOTInductor with one bit of a packed weight changed."""
+"""A check with a package of AOTInductor in which one bit of a packed weight was changed."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from torch import Tensor, fx
 
 
 def check_refused(package: str, gm: fx.GraphModule, x: Tensor) -> None:
-    """The first call of a package with a bit of `gm`'s first packed weight changed is an error."""
+    """Checks that the first call of a package with a changed bit in `gm`'s first packed weight is
+    an error."""
     weight = next(b for b in gm.buffers() if b.dtype == torch.int8)
-    part = bytes(weight[384:448].view(torch.uint8).tolist())  # behind header, scales and sums
+    part = bytes(weight[384:448].view(torch.uint8).tolist())  # after header, scales and sums
     run = torch._inductor.aoti_load_package(_damaged(Path(package), part))
     with pytest.raises(RuntimeError, match="its contents are not those that were packed"):
         run(x)

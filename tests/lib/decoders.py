@@ -1,4 +1,5 @@
-"""Small decoders of transformers with random weights, and how they decode by their modules."""
+"""Small decoders of transformers with random weights, and how to run them without compiled
+steps."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ LATENT = {
     "q_lora_rank": None, "kv_lora_rank": 16, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8,
     "v_head_dim": 16, "n_routed_experts": 4, "n_group": 1, "topk_group": 1,
 }  # fmt: skip
-# The class without its ending, and what its configuration differs by.
+# The class without its ending, and the settings of its configuration.
 DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", SIZES | GROUPED),
     "qwen2": ("Qwen2", SIZES | GROUPED),
@@ -76,7 +77,7 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def decoder(name: str, **others: Any) -> Any:
-    """In eval mode; generates until it is told to stop."""
+    """Returns a model in eval mode that generates until the requested length."""
     kind, sizes = DECODERS[name]
     found = (
         getattr(transformers, kind + ending, None) for ending in ("ForCausalLM", "LMHeadModel")
@@ -90,13 +91,14 @@ def decoder(name: str, **others: Any) -> Any:
 
 
 def ids(batch: int, length: int, seed: int = 0) -> Tensor:
-    """[batch, length], none of them padding."""
+    """Returns tokens [batch, length], none of them padding."""
     return torch.randint(2, 96, (batch, length), generator=torch.Generator().manual_seed(seed))
 
 
 @contextmanager
 def by_modules(model: Any) -> Iterator[None]:
-    """What `compile_for_generate` put into the model is out of it."""
+    """Runs the model's own modules inside the context, instead of what `compile_for_generate`
+    installed."""
     forward = model.__dict__.pop("forward")
     try:
         yield

@@ -10,10 +10,10 @@ from pathlib import Path
 
 _FUNCTION = re.compile(r"^[0-9a-f]+ <(.*)>:$")
 _INSTRUCTION = re.compile(r"^ *([0-9a-f]+):\t((?:[0-9a-f]{2} )+) *\t(?:\{vex\} )?(\S+) *(.*)$")
-# What a kernel's inner loop is there for; the 1-bit kernels count with vpopcntd or look up.
+# The purpose of a kernel's inner loop; the 1-bit kernels count with vpopcntd or look up.
 _MULTIPLY = re.compile(r"vpmaddubsw|vpdp[a-z]+|tdp[a-z]+|vfmadd[a-z0-9]+|vpopcnt[a-z]+|vpshufb")
 _VECTOR = re.compile(r"\b[xyz]mm\d+")
-# The first byte of VEX (c4, c5) and EVEX (62) instructions, behind prefixes of the address.
+# The first byte of VEX (c4, c5) and EVEX (62) instructions, after address prefixes.
 _WIDE = re.compile(r"(?:(?:26|2e|36|3e|64|65|67) )*(?:c4|c5|62) ")
 
 
@@ -29,7 +29,7 @@ class Instruction:
 
     @property
     def is_wide(self) -> bool:
-        """Needs AVX or later."""
+        """Whether the instruction needs AVX or later."""
         return _WIDE.match(self.code) is not None
 
     @property
@@ -45,12 +45,14 @@ class Function:
 
     @cached_property
     def _stack(self) -> re.Pattern[str]:
-        """Memory on the stack; rbp may be a pointer like any other."""
+        """A pattern of memory operands on the stack. Without a frame, rbp may be a pointer like any
+        other."""
         framed = any((i.name, i.operands) == ("mov", "rbp,rsp") for i in self.body)
         return re.compile(r"\[(?:rsp|rbp)" if framed else r"\[rsp")
 
     def hot_loops(self) -> list[list[Instruction]]:
-        """Innermost loops that multiply; a loop is what a jump jumps back over."""
+        """Returns the innermost loops that multiply. A loop is the code that a jump jumps back
+        over."""
         spans = {(i.jumps_to, i.address) for i in self.body if i.jumps_to is not None}
         first = self.body[0].address
         loops = [(head, end) for head, end in spans if first <= head <= end]
@@ -66,7 +68,7 @@ class Function:
         return any(i.name in ("call", "jmp") and name in i.operands for i in self.body)
 
     def spills(self) -> list[Instruction]:
-        """Vector registers that move to or from the stack in a hot loop."""
+        """Returns the moves of vector registers to or from the stack in hot loops."""
         return [
             i
             for loop in self.hot_loops()
@@ -95,7 +97,8 @@ def functions_of(path: Path) -> list[Function]:
 
 
 def shared_functions_of(path: Path) -> list[str]:
-    """Defined here and elsewhere, so that the linker chooses one: weak, unique or indirect."""
+    """Returns the functions that may also be defined elsewhere, so that the linker chooses one:
+    weak, unique or indirect."""
     symbols = re.findall(r"^\S+ ([WuiI]) (.*)$", _binutils("nm", "-C", str(path)), re.MULTILINE)
     return [name for _, name in symbols]
 

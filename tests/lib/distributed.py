@@ -1,4 +1,5 @@
-"""Two processes that train one model together: what each of them does."""
+"""Training of one model by two processes: ways to distribute the model, and the run of each
+process."""
 
 from __future__ import annotations
 
@@ -44,7 +45,7 @@ class Block(nn.Module):
 
 
 class Head(nn.Linear):
-    """Dynamo compiles no forward of torch.nn by itself, but this one."""
+    """A linear whose forward Dynamo compiles by itself, unlike the forwards of torch.nn."""
 
     def forward(self, x: Tensor) -> Tensor:
         return F.linear(x, self.weight, self.bias)
@@ -66,7 +67,7 @@ class Model(nn.Module):
 
 
 def static_recipe() -> Recipe:
-    """A factor, rotation and static scale for every linear of a Model."""
+    """Returns a recipe with a factor, rotation and static scale for every linear of a Model."""
     scheme = Scheme(x=QSpec(axes=PER_TENSOR, static=True), rotation=16)
     linears = [(n, m) for n, m in Model().named_modules() if isinstance(m, nn.Linear)]
     return Recipe(
@@ -102,19 +103,20 @@ def ddp_outside(model: Model, options: Options) -> Call:
 
 
 def ddp_buckets(model: Model, options: Options) -> Call:
-    """DDPOptimizer splits the graph at every layer."""
+    """Distributes by DDP with small buckets: DDPOptimizer splits the graph at every layer."""
     dist._DEFAULT_FIRST_BUCKET_BYTES = bucket = 1024
     bucketed = DistributedDataParallel(model, bucket_cap_mb=bucket / 2**20)
     return torch.compile(bucketed, **options)
 
 
 def fsdp_replicate(model: Model, options: Options) -> Call:
-    """DDP by the means of FSDP."""
+    """Distributes by FSDP's `replicate`, its form of DDP."""
     return torch.compile(replicate(model, mesh=_mesh()), **options)
 
 
 def fsdp_root(model: Model, options: Options) -> Call:
-    """The backward computes the blocks again, which are bodies of higher-order operators."""
+    """Shards the root. The backward computes the blocks again, as bodies of higher-order
+    operators."""
     for block in model.blocks:
         block.forward = partial(checkpoint, block.forward, use_reentrant=False)
     return torch.compile(fully_shard(model, mesh=_mesh()), **options)
@@ -127,12 +129,13 @@ def fsdp_layers(model: Model, options: Options, reshard: bool = True) -> Call:
 
 
 def fsdp_keeping(model: Model, options: Options) -> Call:
-    """Weights stay gathered between forward and backward, and after inference."""
+    """Shards layers whose weights stay gathered between forward and backward, and after
+    inference."""
     return fsdp_layers(model, options, reshard=False)
 
 
 def fsdp_compiled_layers(model: Model, options: Options) -> Call:
-    """Each layer is compiled by itself, then sharded."""
+    """Compiles each layer by itself, then shards it."""
     for layer in (*model.blocks, model.head):
         layer.compile(**options)
         fully_shard(layer, mesh=_mesh())
@@ -140,7 +143,7 @@ def fsdp_compiled_layers(model: Model, options: Options) -> Call:
 
 
 def fsdp_function(model: Model, options: Options) -> Call:
-    """What is compiled gets the gathered weights as arguments."""
+    """Compiles a function that gets the gathered weights as arguments."""
     linear = torch.compile(lambda x, w, b: F.linear(x, w, b), dynamic=False, **options)
     for module in model.modules():
         if isinstance(module, nn.Linear):
@@ -153,7 +156,7 @@ def _apply(linear: Callable[..., Tensor], module: nn.Linear, x: Tensor) -> Tenso
 
 
 def fsdp_from_outside(model: Model, options: Options) -> Call:
-    """What is compiled also reads a gathered weight of a module that is not running."""
+    """Compiles a function that also reads a gathered weight of a module that is not running."""
     fully_shard(model, mesh=_mesh())
     register_fsdp_forward_method(model, "features")
     holder = SimpleNamespace(model=model)
@@ -170,9 +173,9 @@ def fsdp_from_outside(model: Model, options: Options) -> Call:
 
 @dataclass
 class Run:
-    """What one rank saw: full weights and the output in inference, before each step and after the
-    last; the losses; of each matmul its name and scheme, or why it has none; how often the cache
-    packed."""
+    """The record of one rank: full weights and the output in inference, before each step and after
+    the last; the losses; for each matmul its name and scheme, or why it has none; how often the
+    cache packed."""
 
     weights: list[dict[str, Tensor]] = field(default_factory=list)
     outputs: list[Tensor] = field(default_factory=list)
@@ -188,7 +191,8 @@ def fail_on_rank_1() -> None:
 
 
 def train(way: Way, inner: str, split: bool = True, recipe: Recipe | None = None) -> Run:
-    """STEPS steps of SGD on this rank's rows, or on all; inference between them."""
+    """Runs STEPS steps of SGD on this rank's rows, or on all rows, with inference between the
+    steps."""
     rank = dist.get_rank()
     x, target = (t.chunk(RANKS)[rank] if split else t for t in (X, TARGET))
     run, model, packs = Run(), new_model(), CACHE.packs

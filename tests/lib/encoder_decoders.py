@@ -12,7 +12,7 @@ from transformers.cache_utils import Cache, EncoderDecoderCache
 from qfx.hf.cross_kv_layer import CrossKVLayer
 from qfx.hf.kv_layer import KVLayer
 
-SOURCE, FRAMES = 11, 96  # tokens of a source text, frames of a source of sound
+SOURCE, FRAMES = 11, 96  # tokens of a source sequence, frames of a source of sound
 TOKENS: dict[str, Any] = {
     "vocab_size": 96, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": None,
     "decoder_start_token_id": 2, "forced_eos_token_id": None,
@@ -49,8 +49,8 @@ ENCODER_DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def encoder_decoder(name: str, seed: int = 0, **others: Any) -> Any:
-    """In eval mode; generates until it is told to stop. Its weights keep the size of what they
-    multiply, so that its texts are no repetition of one token."""
+    """Returns a model in eval mode that generates until the requested length. Its weights preserve
+    the size of their inputs, so that generated sequences do not repeat one token."""
     kind, sizes = ENCODER_DECODERS[name]
     torch.manual_seed(seed)
     config = getattr(transformers, kind + "Config")(**sizes | others)
@@ -71,7 +71,8 @@ def encoder_decoder(name: str, seed: int = 0, **others: Any) -> Any:
 def source(
     model: Any, texts: int, lengths: tuple[int, ...] = (), seed: int = 0
 ) -> dict[str, Tensor]:
-    """What its encoder reads, with an attention_mask where texts have `lengths` of their own."""
+    """Returns the input of the encoder, with an attention_mask if sequences have `lengths` of their
+    own."""
     drawn = torch.Generator().manual_seed(seed)
     kind = model.config.model_type
     if kind == "whisper":
@@ -91,7 +92,7 @@ def source(
 
 
 def int8_cache(layers: int, bits: tuple[int, int] = (8, 8)) -> EncoderDecoderCache:
-    """A cache of the codes that programs read, for modules."""
+    """Returns a cache with the codes that programs read, for use by modules."""
     own = Cache(layers=[KVLayer(None, *bits) for _ in range(layers)])  # type: ignore[arg-type]
     cross = Cache(layers=[CrossKVLayer(None, *bits) for _ in range(layers)])  # type: ignore[arg-type]
     return EncoderDecoderCache(own, cross)

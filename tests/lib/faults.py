@@ -1,4 +1,4 @@
-"""Processes that end, or whose disk is full, at the n-th system call that changes a file."""
+"""Processes that are killed, or whose disk is full, at the n-th system call that changes a file."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ SOURCE = Path(__file__).with_name("faults.c")
 
 
 class Kind(IntEnum):
-    """COUNT: nothing fails. KILL: SIGKILL before the n-th call; a write counts twice, and the
-    second time half of it is written. ERROR: the n-th call alone fails. FULL: from the n-th on all
-    calls fail that a full disk makes fail. The error is ENOSPC, of locks ENOLCK."""
+    """The kind of fault. COUNT: nothing fails. KILL: SIGKILL before the n-th call; a write counts
+    twice, and the second time half of it is written. ERROR: only the n-th call fails. FULL: from
+    the n-th call on, all calls fail that a full disk makes fail. The error is ENOSPC, for locks
+    ENOLCK."""
 
     COUNT = 0
     KILL = 1
@@ -28,7 +29,8 @@ class Kind(IntEnum):
 
 
 class Ended(NamedTuple):
-    """How a process ended: whether by the signal, how many calls it made, its OSError as text."""
+    """The end of a process: whether it was killed, how many calls it made, and its OSError as
+    text."""
 
     killed: bool
     calls: int
@@ -36,8 +38,8 @@ class Ended(NamedTuple):
 
 
 def with_faults(module: str, folder: Path) -> subprocess.CompletedProcess[str] | None:
-    """Runs a module of the tests with `folder` as argument, in a process in which `ended` works;
-    None without a C compiler."""
+    """Runs a module of the tests with `folder` as argument, in a process in which `ended` works.
+    Returns None without a C compiler."""
     compiler = shutil.which("cc")
     if compiler is None or sys.platform != "linux":
         return None
@@ -51,7 +53,7 @@ def with_faults(module: str, folder: Path) -> subprocess.CompletedProcess[str] |
 
 
 def ended(action: Callable[[], object], kind: Kind, at: int = 0) -> Ended:
-    """Forks a process that runs `action`, in which the call number `at`, from 1, fails."""
+    """Forks a process that runs `action`, in which call number `at`, counted from 1, fails."""
     read, write = os.pipe()
     process = os.fork()
     if process == 0:

@@ -16,8 +16,8 @@ K_BLOCK = 256
 
 
 def blocks(values: Tensor, kind: Any) -> np.ndarray[Any, Any]:
-    """The bytes of a matrix in a kind. gguf does not quantize to Q4_K and the like: they are drawn,
-    with scales that are finite."""
+    """Returns the bytes of a matrix in a quantization kind. gguf cannot quantize to Q4_K and
+    similar kinds: their blocks are random, with finite scales."""
     if kind.name.endswith("_K"):
         elements, size = gguf.GGML_QUANT_SIZES[kind]
         n, k = values.shape
@@ -32,7 +32,8 @@ def write_gguf(
     fields: Mapping[str, Any] | None = None,
     arch: str = "llama",
 ) -> dict[str, Tensor]:
-    """Writes a file; the float32 values that gguf makes of each tensor. `fields`: counts, lists."""
+    """Writes a file and returns the float32 values that gguf decodes for each tensor. `fields`:
+    integers and lists of the header."""
     writer = gguf.GGUFWriter(path, arch)
     values = {}
     for name, value in (fields or {}).items():
@@ -51,8 +52,8 @@ def write_gguf(
 def llama_gguf(
     path: Path, model: Any, kinds: list[Any], arch: str = "llama", interleaved: bool = True
 ) -> dict[str, Tensor]:
-    """A model of Llama's kind, its matrices in `kinds` by turns; its float32 values by the names of
-    transformers."""
+    """Writes a model of Llama's architecture with its matrices in alternating `kinds`, and returns
+    its float32 values by the names of transformers."""
     config = model.config
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
     by_name = {each: name for name, each in gguf.MODEL_ARCH_NAMES.items()}
@@ -80,7 +81,7 @@ def llama_gguf(
 
 
 def _pairs(t: Tensor, heads: int) -> Tensor:
-    """Rows in llama.cpp's order: the two of a rotary pair beside each other."""
+    """Returns rows in llama.cpp's order: the two rows of a rotary pair next to each other."""
     return t.unflatten(0, (heads, 2, -1)).transpose(1, 2).flatten(0, 2).contiguous()
 
 

@@ -1,8 +1,9 @@
-"""Calls every operator on sizes that are huge where there are no elements; run in a process of its
-own, since a loop over rows without number does not end.
+"""Calls every operator on huge shapes without elements, in a process of its own, because a loop
+over such a number of rows does not end.
 
-Prints a line before each call, and what came of it. Whatever returns has the shapes that the fake
-implementation says; whatever raises says how much memory it asked for, or which limit it keeps.
+Prints a line before each call, and its outcome. A call that returns must have the shapes of the
+fake implementation; a call that raises must say how much memory it requested, or which limit
+applies.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Counts the matmuls that ran in int8 while a function was called, by operator."""
+"""Counts the matmuls that run in int8 during a call of a function, by operator."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch.profiler import ProfilerActivity, profile
 
 
 def int8_matmuls(function: Callable[..., Any], *arguments: Any) -> tuple[Any, Counter[str]]:
-    """What the function gives, and how many matmuls each operator of ours ran."""
+    """Returns the function's result, and how many matmuls each of our operators ran."""
     with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as trace:
         result = function(*arguments)
     recorded: Any = trace.profiler
@@ -22,6 +22,6 @@ def int8_matmuls(function: Callable[..., Any], *arguments: Any) -> tuple[Any, Co
 
 
 def _matmuls(event: Any) -> int:
-    """`linears` runs as many as its list of weights has."""
+    """Returns the matmuls of a call. `linears` runs as many as its list of weights has."""
     several = event.name() == "qfx::linears"
     return len(event.structured_input_shapes()[1]) if several else 1

@@ -1,4 +1,4 @@
-"""How many bytes the tensors have that a function makes, of those that are alive at once."""
+"""Counts the bytes of the tensors that a function makes and that are alive at the same time."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def id_of(tensor: Tensor) -> int:
 
 
 def most_bytes(function: Callable[[], Any]) -> int:
-    """Without what operators allocate for themselves while they run."""
-    torch.zeros(())  # whatever the first tensor brings
+    """Returns the maximum during the call, without what operators allocate internally."""
+    torch.zeros(())  # allocates what the first tensor of a process needs
     with _Watching() as watching:
         function()
     return watching.most

@@ -1,4 +1,5 @@
-"""Calls of the public functions that read files, generate text or compile: beside `CALLS`."""
+"""Calls of the public functions that read files, generate text or compile, in addition to those of
+`public_calls`."""
 
 from __future__ import annotations
 
@@ -50,7 +51,7 @@ def save_and_load(folder: Path) -> Call:
 
 @call
 def load_files_of_others(folder: Path) -> Call:
-    """GGUF, torchao and compressed-tensors."""
+    """Loads files of GGUF, torchao and compressed-tensors."""
     skeletons: dict[Path, Any] = {}
     for kind in ("Q8_0", "Q4_1", "Q5_0"):
         net_file(folder / f"{kind}.gguf", Kind[kind])
@@ -143,7 +144,8 @@ def caches(folder: Path) -> Call:
 
 @call
 def compile_for_generate(folder: Path) -> Call:
-    """A prompt that is read in several steps; by programs, and by the decoder of their file."""
+    """Generates after a prompt that is read in several steps, by programs and by the decoder of
+    their file."""
     model, tokens = decoder("llama"), ids(1, 12)
 
     def run() -> Any:

@@ -1,4 +1,5 @@
-"""Small models that the compiler tests share, and how to compile them without touching caches."""
+"""Small models that the compiler tests share, and functions that compile them without touching
+caches."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ FEATURES = 32
 
 
 class Block(nn.Module):
-    """Attention with shared q/k/v input, a gated MLP, and a head tied to the embedding."""
+    """A model with attention whose q, k and v share an input, a gated MLP, and a head tied to the
+    embedding."""
 
     def __init__(self, features: int = FEATURES) -> None:
         super().__init__()
@@ -38,7 +40,7 @@ class Block(nn.Module):
 
 
 class Applied(nn.Module):
-    """A function of one tensor as a module."""
+    """A module that applies a function of one tensor."""
 
     def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
@@ -51,7 +53,8 @@ class Applied(nn.Module):
 def compiled(
     model: nn.Module, *, fullgraph: bool = False, dynamic: bool | None = None, **options: Any
 ) -> Any:
-    """`torch.compile` with qfx, everything legal in int8, one fixed scheme, no Inductor."""
+    """Compiles a model by `torch.compile` with qfx: everything legal in int8, one fixed scheme, no
+    Inductor."""
     options = {"minimum_gain": 0, "scheme": "w8a8-asymmetric", "inner": "eager", **options}
     return torch.compile(
         model, backend=qfx.backend, fullgraph=fullgraph, dynamic=dynamic, options=options
@@ -59,7 +62,7 @@ def compiled(
 
 
 def int8_by_hand(x: Tensor, w_nk: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x @ w_nk.T + bias by the references, per-token asymmetric activations."""
+    """Computes x @ w_nk.T + bias by the references, with per-token asymmetric activations."""
     from qfx.ops import REFERENCES as ref
 
     q, scale, _ = ref["quantize"](w_nk.detach(), list(Code()))

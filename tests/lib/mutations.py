@@ -1,4 +1,4 @@
-"""Every JSON text that differs from a given one in one place."""
+"""Mutations of a JSON text: every text that differs from it in one place."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from typing import Any
 
 
 def mutated(text: str) -> Iterator[str]:
-    """One value is replaced by each of VALUES, or is left out, there twice, or followed by more."""
+    """Yields the text with one value replaced by each of VALUES, omitted, repeated, or followed by
+    another."""
     yield from map(text_of, mutations(json.loads(text, object_pairs_hook=Object)))
 
 
 class Raw(str):
-    """JSON as it is to be written."""
+    """JSON text that is written as it is."""
 
 
 class Object(list[Any]):
@@ -39,7 +40,7 @@ VALUES = [
 
 
 def mutations(tree: Any) -> Iterator[Any]:
-    """The tree with one node replaced, one left out, one twice or one more."""
+    """Yields the tree with one node replaced, omitted, repeated or added."""
     yield from map(Raw, VALUES)
     if not isinstance(tree, list):
         return

@@ -1,5 +1,6 @@
-"""Calls every operator with random nonsense; run in a process of its own, whose memory is limited:
-nonsense.py SEED COUNT. Some operands are expanded to 2^40 elements, some lie in another's memory.
+"""Calls every operator with random nonsense, in a process of its own whose memory is limited:
+nonsense.py SEED COUNT. Some operands are expanded to 2^40 elements, some lie in the memory of
+another.
 
 Prints how many calls returned and how many raised, and by how many MB the resident set grew;
 anything but a Python exception is a crash.
@@ -53,7 +54,7 @@ def few_bits(codes: Tensor) -> Tensor:
 
 
 def packed(rng: random.Random) -> Tensor:
-    """A packed weight, damaged."""
+    """Returns a packed weight, in most cases damaged."""
     pack = rng.choice([of_rows, torch.ops.qfx.binary_pack, few_bits])
     good = pack(torch.ones(rng.randrange(40), rng.randrange(40)).char())
     kind = rng.randrange(4)
@@ -62,12 +63,12 @@ def packed(rng: random.Random) -> Tensor:
     if kind == 1:
         good[rng.randrange(128)] = rng.randrange(-128, 128)
     if kind == 2:
-        good[16:40] = torch.randint(-128, 128, (24,), dtype=torch.int8)  # N and K
+        good[16:40] = torch.randint(-128, 128, (24,), dtype=torch.int8)  # overwrites N and K
     return torch.cat([good, good])[::2] if kind == 3 else good
 
 
 def value(rng: random.Random, like: Any) -> Any:
-    """Nonsense that passes the schema's types, mostly."""
+    """Returns nonsense that mostly has the types of the schema."""
     if isinstance(like, Tensor) and like.dtype == torch.int8 and like.ndim == 1:
         return packed(rng) if rng.random() < 0.7 else tensor(rng)
     if isinstance(like, Tensor) or like is None:
@@ -88,7 +89,7 @@ def value(rng: random.Random, like: Any) -> Any:
 
 
 def overlay(rng: random.Random, arguments: list[Any]) -> None:
-    """Puts a tensor into the memory of another, where it fits."""
+    """Moves a tensor into the memory of another, if it fits."""
     tensors = [
         i for i, a in enumerate(arguments) if isinstance(a, Tensor) and a.device.type == "cpu"
     ]

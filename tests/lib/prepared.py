@@ -1,4 +1,4 @@
-"""What turns the linears of a small model into modules of qfx: a row for each way."""
+"""The functions that turn the linears of a small model into modules of qfx, one row each."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PREPARE: dict[str, Prepare] = {
     ),
     "prepare_binary": lambda m, config=None: qfx.prepare_binary(m, X, config=config),
 }
-TRAINED = ("prepare_qat", "prepare_qat, learned", "prepare_binary")  # what `convert` takes
+TRAINED = ("prepare_qat", "prepare_qat, learned", "prepare_binary")  # `convert` takes these
 REPLACE = PREPARE | {
     f"convert of {how}": lambda m, how=how: qfx.convert(PREPARE[how](m)) for how in TRAINED
 }

@@ -1,7 +1,8 @@
-"""Calls of the public functions on small models, each with the tensors and texts that it gives.
+"""Calls of the public functions on small models, each returning its tensors and texts.
 
-`CALLS[name](folder)` makes models and inputs, with dtypes and devices stated, and returns the call:
-a function without arguments, whose result `tests/project/test_defaults.py` compares bit by bit.
+`CALLS[name](folder)` makes models and inputs, with explicit dtypes and devices, and returns the
+call: a function without arguments, whose result `tests/project/test_defaults.py` compares bit by
+bit.
 """
 
 from __future__ import annotations
@@ -58,7 +59,8 @@ def rows(seed: int = 0, count: int = 12, k: int = K) -> Tensor:
 
 
 def mlp(seed: int = 0) -> nn.Sequential:
-    """Float32, on the CPU; one channel of the first weight sticks out."""
+    """Returns a float32 model on the CPU in which one channel of the first weight is much
+    larger."""
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(K, N), nn.GELU(), nn.Linear(N, K)).eval()
     with torch.no_grad():
@@ -67,7 +69,7 @@ def mlp(seed: int = 0) -> nn.Sequential:
 
 
 class Text(nn.Module):
-    """Of token ids alone, as smoothing without data asks for."""
+    """A model whose only input is token ids, as smoothing without data requires."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -79,7 +81,7 @@ class Text(nn.Module):
 
 
 def trained(model: nn.Module, x: Tensor) -> list[Tensor]:
-    """The output, and the parameters after a step of SGD."""
+    """Returns the output, and the parameters after a step of SGD."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     y = model(x)
     y.square().mean().backward()
@@ -88,7 +90,7 @@ def trained(model: nn.Module, x: Tensor) -> list[Tensor]:
 
 
 def text_of(recipe: qfx.Recipe) -> list[Any]:
-    """What its file would say; the codes beside."""
+    """Returns the content of a recipe's file, with the codes."""
     return [(str(s), s.scheme, s.scale, s.zero_point, s.factor, s.sqnr_db, s.divergence, s.outliers,
              None if s.rounding is None else s.rounding.codes) for s in recipe.sites]  # fmt: skip
 
@@ -112,7 +114,7 @@ def tensors(folder: Path) -> Call:
 
 @call
 def operators(folder: Path) -> Call:
-    """One or two rows of each operator, by its kernel, its reference and its shape function."""
+    """Runs one or two rows of each operator, by its kernel and by its reference."""
     chosen: dict[str, list[Any]] = {}
     for row in ROWS:
         if len(chosen.setdefault(row.op, [])) < 2 and 0 not in (*row.leading, row.k, row.n):
@@ -165,7 +167,7 @@ def quantize_(folder: Path) -> Call:
 
 @call
 def modules(folder: Path) -> Call:
-    """Copied, pickled, loaded, drawn anew, told that a weight changed."""
+    """Copies, pickles, loads and resets modules, and runs one after `invalidate`."""
     first, second = (qfx.quantize_(mlp(seed), qfx.Config(scheme="w4a8")) for seed in (0, 1))
     binary, x = qfx.prepare_binary(mlp(), rows()).eval(), rows()
 

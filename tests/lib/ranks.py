@@ -1,4 +1,4 @@
-"""Processes joined by gloo, for tests of what several do together."""
+"""Processes joined by gloo, for tests of distributed execution."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ RANKS = 2
 
 
 class Ranks:
-    """RANKS processes joined by gloo, which run functions of modules. They start when first
-    used, and anew after a failure; no call takes longer than its limit."""
+    """RANKS processes joined by gloo, which run functions of modules. They start at their first use
+    and again after a failure; no call takes longer than its limit."""
 
     def __init__(self) -> None:
         self._processes: list[Any] = []
         self._connections: list[Connection] = []
 
     def run(self, function: Callable[..., Any], *arguments: Any, seconds: float = 600) -> list[Any]:
-        """What `function(*arguments)` returns on each rank. RuntimeError: the traceback of the
-        first rank that failed; TimeoutError."""
+        """Returns the result of `function(*arguments)` on each rank. Raises RuntimeError with the
+        traceback of the first rank that failed, and TimeoutError after `seconds`."""
         if not self._processes:
             self._start()
         try:
@@ -78,7 +78,7 @@ class Ranks:
         return result
 
     def stop(self) -> None:
-        """Lets the processes end by themselves."""
+        """Lets the processes end by themselves, and kills them after ten seconds."""
         for connection in self._connections:
             connection.close()
         for process in self._processes:

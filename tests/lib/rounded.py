@@ -1,4 +1,4 @@
-"""A small model with codes that GPTQ has found, for tests of where codes go."""
+"""A small model with codes found by GPTQ, for tests of how codes are applied."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ EVERY = qfx.Config(minimum_gain=0)
 
 
 class Net(nn.Module):
-    """Two linears of one input, of odd sizes, and one behind them."""
+    """Two linears with the same input, of odd sizes, followed by another one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -29,7 +29,7 @@ class Net(nn.Module):
 
 
 def operands(n: int, k: int, spread: float = 1.0) -> tuple[Tensor, Tensor]:
-    """A weight, and rows whose features are correlated and of unlike power."""
+    """Returns a weight, and rows whose features are correlated and differ in power."""
     random = torch.Generator().manual_seed(0)
     mix = torch.randn(k, k, generator=random) * torch.logspace(-spread, spread, k)
     return torch.randn(n, k, generator=random), torch.randn(2 * k + 1, k, generator=random) @ mix

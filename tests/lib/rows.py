@@ -1,4 +1,4 @@
-"""THE table of operator cases: correctness, opcheck and bit-exactness run over these rows."""
+"""The table of operator cases: correctness, opcheck and bit-exactness are tested on these rows."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ class Row:
     """One operator on one problem. `leading` are the axes before K; the rest as in the schemas.
 
     `dtype` is that of x, or else of the bias; int8 makes `dequantize` take codes instead of sums.
-    `group`: elements of K that share a scale of the weight, or heads of queries that share keys,
-    where the operator knows of groups. `x_groups`: x has a scale for each of these groups too.
-    `w_rows`: and the weight one for each row. `w_bits`: those in which a code of the weight is
-    stored, of fewer than 8 in groups of 32 unless `group` says another; `shift`: what its scales
-    have beside them. `given`: what `quantize` is given, a "scale", a "seed" or nothing.
+    `group`: elements of K that share a scale of the weight, or heads of queries that share keys.
+    `x_groups`: x also has a scale for each group. `w_rows`: the weight then has one scale per row.
+    `w_bits`: bits of a stored code of the weight, if fewer than 8 in groups of 32 or `group`.
+    `shift`: zero points or minimums of the weight. `given`: an argument of `quantize`: "scale" or
+    "seed".
     """
 
     op: str
@@ -74,20 +74,20 @@ class Row:
         )
 
     def arguments(self, seed: int = 0) -> tuple[Any, ...]:
-        """Random arguments of the operator, in schema order."""
+        """Returns random arguments of the operator, in schema order."""
         generator = torch.Generator().manual_seed(seed)
         return BUILDERS[self.op](self, generator)
 
     @property
     def layout(self) -> Layout:
-        """That of its weight."""
+        """The layout of the row's weight."""
         group = self.group or (32 if self.w_bits != 8 else 0)
         scale_group = 0 if self.w_rows else group
         return Layout(self.n, self.w_bits, group, scale_group, int(self.shift != NONE))
 
     @property
     def code(self) -> list[int]:
-        """How its x is quantized."""
+        """The quantization of the row's x."""
         group = self.layout.group if self.x_groups else 0
         per_tensor = int(self.axes == PER_TENSOR and not group)
         return list(Code(self.bits, int(self.symmetric), per_tensor, group, self.rotation))
@@ -135,7 +135,7 @@ def _zeros(row: Row, g: torch.Generator) -> Tensor:
 
 
 def _dequantize(row: Row, g: torch.Generator) -> tuple[Any, ...]:
-    """int32 sums with column scales (E1), or int8 codes without (Q5)."""
+    """Makes int32 sums with column scales (E1), or int8 codes without (Q5)."""
     shape = (*row.leading, row.n)
     zero_point = None if row.symmetric else _zeros(row, g)
     tail = (_bias(row, g), row.activation, row.out_dtype)
@@ -152,7 +152,7 @@ def _few_bits(row: Row, g: torch.Generator, *shape: int) -> Tensor:
 
 
 def _parts(row: Row, g: torch.Generator) -> tuple[Any, ...]:
-    """Arguments of pack_weight; of few bits, scales and minimums of half precision."""
+    """Makes arguments of pack_weight; for low bits, scales and minimums of half precision."""
     layout = row.layout
     each = (row.n, layout.scales(row.k))
     codes, scale = _few_bits(row, g, row.n, row.k).char(), _scales(g, *each)
@@ -163,17 +163,17 @@ def _parts(row: Row, g: torch.Generator) -> tuple[Any, ...]:
 
 
 def _packed(row: Row, g: torch.Generator) -> tuple[Tensor, list[int]]:
-    """A packed weight and its layout."""
+    """Makes a packed weight and its layout."""
     return REFERENCES["pack_weight"](*_parts(row, g)), list(row.layout)
 
 
 def _of_rows(row: Row, g: torch.Generator) -> Tensor:
-    """A packed weight with one scale for each row."""
+    """Makes a packed weight with one scale for each row."""
     return _packed(replace(row, group=0, w_bits=8, shift=NONE), g)[0]
 
 
 def _q(row: Row, g: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
-    """Codes of x with their scales and zero points."""
+    """Makes codes of x with their scales and zero points."""
     q = _codes(g, *row.leading, row.k)
     if not row.x_groups:
         return q, _scales(g, *_scale_shape(row)), _zeros(row, g)
@@ -195,7 +195,7 @@ def _dynamic(row: Row, g: torch.Generator) -> tuple[Any, ...]:
 
 
 def _several(row: Row, g: torch.Generator) -> tuple[Any, ...]:
-    """Weights of other sizes than the row's too, some without a bias, one in few bits."""
+    """Makes several weights of different sizes, some without a bias, one in low bits."""
     x, few = _x(row, g), {} if row.x_groups else {"w_bits": 4, "group": 32, "shift": MINIMUMS}
     rows = (row, replace(row, n=row.n + 3, bias=False), replace(row, n=row.n // 2 + 1, **few))  # type: ignore[arg-type]
     packed = [_packed(each, g) for each in rows]
@@ -215,7 +215,7 @@ def _unpack(row: Row, g: torch.Generator) -> tuple[Any, ...]:
 
 
 def _cut(row: Row, g: torch.Generator) -> tuple[Any, ...]:
-    """Rows, or columns from the first group or block on, of all but the first third."""
+    """Cuts off the first third: of the rows, or of the columns at a group or block."""
     layout, dim = row.layout, int(row.symmetric)
     step = (layout.group or row.rotation or 1) if dim else 1
     size = row.k if dim else row.n
@@ -249,7 +249,7 @@ def _static(row: Row, g: torch.Generator) -> tuple[Any, ...]:
 
 
 def _matrices(g: torch.Generator, row: Row, rows: int, dtype: torch.dtype) -> Tensor:
-    """A batch [*leading[:-1], rows, k] of operand b, whose rows are not contiguous."""
+    """Makes a batch [*leading[:-1], rows, k] of operand b, whose rows are not contiguous."""
     shape = (*row.leading[:-1], row.k, rows)
     if dtype == torch.int8:
         return _codes(g, *shape).mT
@@ -257,7 +257,7 @@ def _matrices(g: torch.Generator, row: Row, rows: int, dtype: torch.dtype) -> Te
 
 
 def _a_rows(row: Row) -> Row:
-    """Operand a of a batched product has at least two axes."""
+    """Gives operand a of a batched product at least two axes."""
     return row if row.leading else replace(row, leading=(1,))
 
 
@@ -276,19 +276,19 @@ def _bmm_dynamic(row: Row, g: torch.Generator) -> tuple[Any, ...]:
 def _requantize(row: Row, g: torch.Generator) -> tuple[Any, ...]:
     *operands, bias, activation, _ = _linear(row, g)
     zero_point = None if row.symmetric else torch.tensor([3], dtype=torch.int32)
-    out_scale = _scales(g, 1) * row.k  # some codes saturate, most do not
+    out_scale = _scales(g, 1) * row.k  # makes some codes saturate, but not most
     return (*operands, bias, activation, out_scale, zero_point, row.code)
 
 
 def _attention(row: Row, g: torch.Generator) -> tuple[Any, ...]:
-    """The row's leading axes are [*B, M], K the features, N the keys that `group` heads share."""
+    """Makes operands with leading axes [*B, M], K features, and N keys that `group` heads share."""
     row = _a_rows(row)
     batch = row.leading[:-1]
     q = _x(row, g)
     k, v = (_matrices(g, row, row.n, row.dtype).contiguous() for _ in range(2))
     if row.group and batch:
         k, v = (t[..., :: row.group, :, :] for t in (k, v))
-    hidden = torch.arange(row.n) % 5 == 3  # to all rows, whose keys' mean is that of the others
+    hidden = torch.arange(row.n) % 5 == 3  # hidden from all rows
     mask = torch.randn(row.n, generator=g).masked_fill(hidden, -math.inf) if row.bias else None
     if not row.symmetric and mask is not None:
         mask = torch.rand(*batch, row.leading[-1], row.n, generator=g) < 0.7
@@ -296,15 +296,15 @@ def _attention(row: Row, g: torch.Generator) -> tuple[Any, ...]:
 
 
 def _append(row: Row, g: torch.Generator) -> tuple[Any, ...]:
-    """The last third of the keys is new."""
+    """Makes operands in which the last third of the keys is new."""
     q, k, v, *rest = _attention(row, g)
     parts = [part for t in (k, v) for part in t.tensor_split([row.n - row.n // 3], dim=-2)]
     return (q, *parts, *rest)
 
 
 def _cache(row: Row, g: torch.Generator, room: int) -> tuple[Tensor, ...]:
-    """A cache of random codes, for the row's leading axes [B, H of queries, T]; fewer than 8 `bits`
-    are 4 of the keys, and of the values unless the row is symmetric. `group`: heads of queries."""
+    """Makes a cache of random codes, for the row's leading axes [B, H of queries, T]. With `bits` <
+    8, keys have 4, and values too unless the row is symmetric. `group`: heads of queries."""
     key_bits = 8 if row.bits == 8 or row.k % 2 else 4
     batch, heads, _ = _three(row)
     heads = heads // row.group if row.group and heads % row.group == 0 else heads
@@ -317,24 +317,24 @@ def _cache(row: Row, g: torch.Generator, room: int) -> tuple[Tensor, ...]:
 
 
 def _three(row: Row) -> tuple[int, int, int]:
-    """[B, H, T] of the leading axes."""
+    """Returns [B, H, T] of the leading axes."""
     leading = (1, 1, 1, *row.leading)
     return leading[-3], leading[-2], leading[-1]
 
 
 def _tokens(row: Row, g: torch.Generator, heads: int) -> Tensor:
-    """[B, heads, T, D], heads side by side in memory."""
+    """Makes tokens [B, heads, T, D], with heads adjacent in memory."""
     batch, _, t = _three(row)
     return torch.randn(batch, t, heads, row.k, generator=g).to(row.dtype).transpose(1, 2)
 
 
 def _kv_write(row: Row, g: torch.Generator) -> tuple[Any, ...]:
-    """T tokens that go to places among N more."""
+    """Makes T tokens and their places among N more."""
     tokens = _three(row)[2]
     cache = _cache(row, g, tokens + row.n)
     k, v = (_tokens(row, g, cache[0].shape[1]) for _ in range(2))
     places = torch.randperm(tokens + row.n, generator=g)[:tokens]
-    if row.symmetric:  # each sequence has places of its own, and some tokens have none
+    if row.symmetric:  # each sequence has its own places, and some tokens have none
         places = torch.stack([(places + b).remainder(tokens + row.n) for b in range(len(k))])
         places[:, ::3] = -1
     return (*cache, k, v, places)
@@ -348,7 +348,7 @@ def _kv_copy_blocks(row: Row, g: torch.Generator) -> tuple[Any, ...]:
 
 
 def _table(cache: tuple[Tensor, ...], row: Row, g: torch.Generator) -> tuple[Tensor, ...]:
-    """A block table, where a row has none of the other options."""
+    """Makes a block table for rows with a `group`."""
     batch, _, room, _ = cache[1].shape
     shape = (batch, room // TOKENS)
     return (torch.randint(batch, shape, generator=g, dtype=torch.int32),) if row.group else ()
@@ -360,7 +360,7 @@ def _kv_read(row: Row, g: torch.Generator, part: slice) -> tuple[Any, ...]:
 
 
 def _kv_attention(row: Row, g: torch.Generator) -> tuple[Any, ...]:
-    """The first N of some tokens more."""
+    """Makes operands that read the first N tokens of a longer cache."""
     cache = _cache(row, g, row.n + 20)
     q = _tokens(row, g, _three(row)[1])
     hidden = torch.arange(row.n) % 5 == 3
@@ -373,7 +373,7 @@ def _kv_attention(row: Row, g: torch.Generator) -> tuple[Any, ...]:
 
 
 def _guarded(row: Row, g: torch.Generator) -> tuple[Any, ...]:
-    """Some rows have a bound above the guard, and some below, where there are several."""
+    """Chooses a guard such that some rows are above it and some below, if there are several."""
     x, w = _x(row, g), torch.randn(row.n, row.k, generator=g).to(row.dtype)
     error = torch.tensor([1.01, 0.01])
     operands, factor = (*_packed(row, g), error, _bias(row, g)), _factor(row, g)
@@ -424,7 +424,7 @@ _OF_ROWS: dict[str, Any] = {}
 _SHIFTED: dict[str, Any] = {"shift": ZERO_POINTS}
 _LOW_BIT: dict[str, Any] = {"w_bits": 4, "group": 32}
 _LAYOUTS = (_OF_ROWS, _SHIFTED, _LOW_BIT)
-# What an operator does in kinds of its own: rows of it are rows of each.
+# The variants of an operator: its rows are repeated for each of them.
 VARIANTS: dict[str, tuple[dict[str, Any], ...]] = {
     **dict.fromkeys(
         ("pack_weight", "unpack_weight", "linear", "linear_dynamic", "linears", "linear_ste"),
@@ -443,8 +443,8 @@ VARIANTS: dict[str, tuple[dict[str, Any], ...]] = {
 
 
 def _each(ops: Iterable[str], **fields: Any) -> list[Row]:
-    """Rows of all kinds of these operators, as long as there are such: rounding at random is for
-    symmetric codes and no rotation, and groups have no scale for all rows."""
+    """Makes rows for all legal variants of these operators: stochastic rounding excludes
+    rotation."""
     found = [{**fields, **kind, "op": op} for op in ops for kind in VARIANTS.get(op, ({},))]
     return [Row(**made) for made in found if _is_one(made)]
 
@@ -476,7 +476,7 @@ _QUANTIZED = (
 _ROWWISE = (*_QUANTIZED, "dequantize", "int8_mm", "int8_bmm", "linear")
 _FLOAT_OUT = ("dequantize", "linear", "linear_dynamic", "linear_float", "binary_linear")
 _TYPES = (torch.float32, torch.bfloat16, torch.float16)
-# Enough work in every operator, weight packing included, to be shared among threads.
+# Enough work in every operator, including packing, to be divided among threads.
 THREADED = [
     *_each(BUILDERS, leading=(300,), k=130, n=600),
     *_each(_ROWWISE, leading=(300,), k=130, n=600, axes=PER_TENSOR),
@@ -487,7 +487,7 @@ THREADED = [
     ),
     *_each(_TRANSFORMED, leading=(300,), k=128, n=600, factor=True, rotation=64),
     Row("quantize", leading=(300,), k=600, given="seed", symmetric=True, factor=True),
-    # and looking for the range of all rows
+    # also with the range of all rows
     *_each(_QUANTIZED, leading=(300,), k=600, n=40, axes=PER_TENSOR),
 ]
 ROWS = [row for shape in _SHAPES for row in _each(BUILDERS, **shape)]
@@ -636,7 +636,7 @@ ROWS += [
     for op in ("int8_attention", "attention_decode", "attention_append")
     for dtype in _TYPES
     for leading, k, n in (((2, 3, 50), 64, 70), ((7, 13), 33, 40), ((2, 1), 16, 100))
-    for bits in (8, 7)  # fewer than 8: causal
+    for bits in (8, 7)  # fewer than 8 bits: causal
     for symmetric in (True, False)
 ]
 ROWS += [
@@ -692,12 +692,12 @@ ROWS += [
     for axes in (PER_ROW, PER_TENSOR)
 ]
 ROWS = list(dict.fromkeys(ROWS))
-# operators that return nothing, and how many first operands they write to
+# operators that return nothing -> how many of the first operands they write
 WRITTEN = {"kv_write": 4, "kv_copy_blocks": 4}
 
 
 def results(op: str, function: Callable[..., Any], arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-    """What the operator returns, or leaves in copies of the operands that it writes to."""
+    """Returns the operator's results, or copies of the operands that it writes."""
     if op not in WRITTEN:
         returned = function(*arguments)
         return tuple(returned) if isinstance(returned, tuple | list) else (returned,)

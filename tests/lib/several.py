@@ -1,4 +1,4 @@
-"""Linears that share an input: each alone by `linear_dynamic`, and all by `linears`."""
+"""Linears that share an input: run separately by `linear_dynamic`, and together by `linears`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ F32 = torch.float32
 
 
 class Weight(NamedTuple):
-    """A packed weight, its layout, and what is done to the sums of its rows."""
+    """A packed weight, its layout, and the epilogue of its sums."""
 
     packed: Tensor
     layout: Layout
@@ -27,7 +27,7 @@ class Weight(NamedTuple):
 
 
 class Weights:
-    """Random weights of `k` columns; `g`: their generator."""
+    """A generator of random weights with `k` columns. `g`: the random generator."""
 
     def __init__(self, seed: int, k: int) -> None:
         self.g, self.k = torch.Generator().manual_seed(seed), k
@@ -50,7 +50,7 @@ class Weights:
 
 
 class Case(NamedTuple):
-    """An input, and the weights that it meets."""
+    """An input, and the weights that multiply it."""
 
     x: Tensor
     weights: tuple[Weight, ...]
@@ -60,7 +60,7 @@ class Case(NamedTuple):
 
 
 def alone(case: Case, x: Any = None) -> list[Any]:
-    """One call for each weight; `x`: in the place of the case's."""
+    """Runs one call for each weight. `x`: an input to use instead of the case's."""
     x = case.x if x is None else x
     end: Any = (case.out_dtype, case.factor)
     return [
@@ -72,7 +72,7 @@ def alone(case: Case, x: Any = None) -> list[Any]:
 
 
 def together(case: Case, x: Any = None) -> list[Any]:
-    """One call for all, of whose parts a graph has a node each."""
+    """Runs one call for all weights; in a graph each result is a node of its own."""
     packed, layouts, biases, activations = zip(*case.weights, strict=True)
     numbers = [number for layout in layouts for number in layout]
     end: Any = (case.code, list(activations), case.out_dtype, case.factor)
@@ -82,7 +82,8 @@ def together(case: Case, x: Any = None) -> list[Any]:
 
 
 def drawn_case(draw: Callable[[Any], Any], dtypes: tuple[torch.dtype, ...] = (F32,)) -> Case:
-    """Narrow and wide weights, groups, few bits and shifts, which need rows of other kinds."""
+    """Draws narrow and wide weights, groups, low bits and shifts, which need x in different
+    forms."""
     k = draw(st.sampled_from([1, 20, 64, 192]))
     of, group = Weights(draw(st.integers(0, 99)), k), draw(st.sampled_from([0, 0, 32, 64]))
     code = Code(

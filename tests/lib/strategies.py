@@ -1,5 +1,5 @@
 """Hypothesis strategies: sizes at the edges of tiles, awkward strides, extreme fills; and the bound
-of a step that the laws share."""
+on a quantization step that the laws share."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ LARGEST = torch.finfo(torch.float32).max
 
 
 def filled(fill: str, rows: int, columns: int, generator: torch.Generator) -> Tensor:
-    """float32 [rows, columns] of one of FINITE or FAULTY."""
+    """Returns float32 [rows, columns] with the given fill, one of FINITE or FAULTY."""
     x = torch.randn(rows, columns, generator=generator)
     rare = torch.rand(x.shape, generator=generator) < 0.03
     made = {
@@ -57,7 +57,8 @@ def filled(fill: str, rows: int, columns: int, generator: torch.Generator) -> Te
 
 
 def strided(x: Tensor, layout: str) -> Tensor:
-    """The same values in memory of another shape; `expanded` repeats the first row instead."""
+    """Returns the same values in another memory layout; `expanded` repeats the first row
+    instead."""
     rows, columns = x.shape
     if layout == "expanded":
         return x[:1].expand(rows, columns)
@@ -77,7 +78,7 @@ LAYOUTS = st.sampled_from(["contiguous", "transposed", "slice", "expanded"])
 def matrices(
     draw: st.DrawFn, rows: st.SearchStrategy[int] = SIZES, fills: tuple[str, ...] = FINITE
 ) -> Tensor:
-    """A float32 matrix [rows, columns] of some fill and layout."""
+    """Draws a float32 matrix [rows, columns] of some fill and layout."""
     m, k, fill = draw(rows), draw(SIZES), draw(st.sampled_from(fills))
     generator = torch.Generator().manual_seed(draw(SEEDS))
     return strided(filled(fill, m, k, generator), draw(LAYOUTS))
@@ -85,7 +86,7 @@ def matrices(
 
 @st.composite
 def codes(draw: st.DrawFn, rows: int, columns: int) -> Tensor:
-    """int8 [rows, columns]: random, or the extremes that overflow careless kernels."""
+    """Draws int8 [rows, columns]: random, or the extremes that overflow careless kernels."""
     generator = torch.Generator().manual_seed(draw(SEEDS))
     fill = draw(st.sampled_from(["random", "lowest", "highest", "extremes"]))
     shape = (rows, columns)
@@ -100,7 +101,7 @@ def codes(draw: st.DrawFn, rows: int, columns: int) -> Tensor:
 
 
 def step_error(scale: Tensor, bits: int, symmetric: bool) -> Tensor:
-    """How far dequantized codes may be from the values they stand for. (B1)"""
+    """Bounds how far dequantized codes are from the values they represent. (B1)"""
     qmin, qmax = code_range(bits, symmetric)
     return scale.double() * (0.5 + (qmax - qmin) * 2.0**-21)
 
@@ -122,7 +123,8 @@ PACKED = st.builds(
 
 @st.composite
 def recipes(draw: st.DrawFn, n: int, k: int) -> qfx.SiteRecipe:
-    """Any scheme that a module can have, with what it needs and may have."""
+    """Draws any scheme that a module can have, with the values that it requires and some optional
+    ones."""
     x = draw(X_SPECS)
     w = draw(FLAT | PACKED if x is None else FLAT | GROUPED | PACKED)
     if x is not None and x.group:

@@ -1,11 +1,11 @@
-"""Calls every operator with an operand expanded to 2^40 elements, alone and beside a second wrong
-argument, in a process of its own whose memory is limited: stretched.py LIBRARY SHARE SEED.
+"""Calls every operator with an operand expanded to 2^40 elements, alone and together with a second
+wrong argument, in a process of its own whose memory is limited: stretched.py LIBRARY SHARE SEED.
 
-LIBRARY is the namespace of the operators, `qfx` or `qfx_emulated`; SHARE of the calls with a second
-wrong argument are made, drawn with SEED. The same call with 7 elements says what to expect: where
-that is refused, an operator that checks before it copies refuses 2^40 as well, and anything that is
-out of memory was copied first. Prints each call that was, then how many were made and the growth of
-the resident set in MB.
+LIBRARY is the namespace of the operators, `qfx` or `qfx_emulated`. SHARE is the fraction of the
+calls with a second wrong argument that are made, drawn with SEED. The same call with 7 elements
+shows what to expect: if it is refused, an operator that checks before it copies also refuses 2^40
+elements; an operator that runs out of memory copied first. Prints each call that did, then the
+number of calls and the growth of the resident set in MB.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tests.cuda import emulator
 from tests.lib.rows import BUILDERS, VARIANTS, Row
 
 FEW, MANY = 7, 2**40
-ADDRESSES = 1 << 30  # that a call may map beyond what the process has
+ADDRESSES = 1 << 30  # bytes that a call may map in addition to what the process has
 Stretch = Callable[[int], Tensor]
 Slot = tuple[int, ...]  # the place of an argument, or of a tensor in a list of them
 ABSENT = (torch.ones(1), torch.ones(1, dtype=torch.int32), torch.ones(1, dtype=torch.int64))
@@ -46,7 +46,8 @@ def rows(op: str) -> list[Row]:
 
 
 def stretches(t: Tensor) -> list[Stretch]:
-    """Tensors of t's dtype with an axis of any size, all of whose elements are the same memory."""
+    """Returns functions that make tensors of t's dtype with an axis of any size, whose elements
+    share memory."""
     one = t.new_ones(1)
     found: list[Stretch] = [
         lambda n: one.expand(n),
@@ -63,7 +64,7 @@ def _along(t: Tensor, axis: int, n: int) -> Tensor:
 
 
 def wrong(argument: Any) -> list[Any]:
-    """Arguments of the same type that an operator has no use for, mostly."""
+    """Returns arguments of the same type that are mostly useless to an operator."""
     if isinstance(argument, Tensor):
         return [argument.new_zeros(2, 1, 3, 1, 1), torch.zeros(argument.shape, dtype=torch.bool)]
     if isinstance(argument, bool):
@@ -80,7 +81,7 @@ def wrong(argument: Any) -> list[Any]:
 
 
 def slots(arguments: tuple[Any, ...]) -> list[Slot]:
-    """Where tensors are, or could be."""
+    """Returns the places where tensors are, or could be."""
     found: list[Slot] = []
     for i, argument in enumerate(arguments):
         if isinstance(argument, Tensor) or argument is None:
@@ -91,14 +92,15 @@ def slots(arguments: tuple[Any, ...]) -> list[Slot]:
 
 
 def with_one(arguments: Sequence[Any], slot: Slot, value: Any) -> list[Any]:
-    """The arguments with another value in a slot."""
+    """Returns the arguments with another value in a slot."""
     i, *inner = slot
     new = with_one(arguments[i], tuple(inner), value) if inner else value
     return [*arguments[:i], new, *arguments[i + 1 :]]
 
 
 def calls(arguments: tuple[Any, ...]) -> Iterator[tuple[str, bool, Callable[[int], list[Any]]]]:
-    """What is stretched, whether something else is wrong too, and the arguments by their size."""
+    """Yields what is stretched, whether something else is wrong too, and a function from the size
+    to the arguments."""
     for slot in slots(arguments):
         i, held = slot[0], arguments[slot[0]]
         held = held[slot[1]] if len(slot) == 2 else held
@@ -119,7 +121,7 @@ def calls(arguments: tuple[Any, ...]) -> Iterator[tuple[str, bool, Callable[[int
 
 
 def said(op: Callable[..., Any], arguments: list[Any]) -> str:
-    """The error's text, empty where there was none."""
+    """Returns the error's text, or '' if there was none."""
     try:
         op(*arguments)
     except Exception as why:
@@ -143,10 +145,10 @@ def check(library: str, share: float, rng: random.Random) -> int:
     for name in sorted(BUILDERS):
         op = getattr(getattr(torch.ops, library), name)
         if not has_kernel(f"{library}::{name}", "CPU"):
-            continue  # the emulator has none where CUDA has none
+            continue  # the emulator has no kernel if CUDA has none
         for row in rows(name):
             if library != "qfx" and row.w_bits != 8:
-                continue  # there Python multiplies (qfx/ops/lowbit_cuda.py)
+                continue  # low bits are multiplied by Python (qfx/ops/lowbit_cuda.py)
             arguments = row.arguments() if library == "qfx" else emulator.arguments_of(row)
             for what, other, stretched in calls(arguments):
                 if other and rng.random() > share:
@@ -166,7 +168,7 @@ if __name__ == "__main__":
         emulator.library()
         emulator.emulate()
     torch.set_num_threads(1)
-    check(library, 0, random.Random(seed))  # what is loaded at first use
+    check(library, 0, random.Random(seed))  # loads what is loaded at first use
     limit_memory()
     before = resident()
     count = check(library, share, random.Random(seed))

@@ -1,4 +1,4 @@
-"""A training step of a small model: its gradients, and how two sets of them are compared."""
+"""A training step of a small model: its gradients, and comparisons of two sets of gradients."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ Function = Callable[..., Any]
 
 
 class Language(nn.Module):
-    """Next-word scores: a residual MLP behind a norm, its head tied to the embedding."""
+    """A model of next-word scores: a residual MLP after a norm, with the head tied to the
+    embedding."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -65,7 +66,7 @@ def collected(model: nn.Module) -> Gradients:
 
 
 def step(f: Function, model: nn.Module) -> Gradients:
-    """The gradients of one step of a Language."""
+    """Returns the gradients of one step of a Language."""
     loss_of(f).backward()
     return collected(model)
 
@@ -75,14 +76,14 @@ def _square(y: Tensor) -> Tensor:
 
 
 def of_x_too(f: Function, model: nn.Module, loss: Function = _square, x: Tensor = X) -> Gradients:
-    """The gradients of a loss of f(x): those of the model and that of x."""
+    """Returns the gradients of a loss of f(x): those of the model and that of x."""
     x = x.detach().clone().requires_grad_()
     loss(f(x)).backward()
     return {"x": x.grad, **collected(model)}
 
 
 def same(a: Gradients, b: Gradients) -> bool:
-    """Gradients for the same tensors, with the same types and bits."""
+    """Whether two sets have gradients for the same tensors, with the same dtypes and bits."""
     pairs = [(a[name], b[name]) for name in a]
     return a.keys() == b.keys() and all(
         v is w is None or (v is not None and w is not None and v.dtype == w.dtype and v.equal(w))
@@ -91,7 +92,8 @@ def same(a: Gradients, b: Gradients) -> bool:
 
 
 def near(expected: Gradients, found: Gradients, at_least: float = 25) -> bool:
-    """int8 beside float: gradients for the same tensors, of the same types, close but not equal."""
+    """Whether int8 gradients are for the same tensors and of the same dtypes as float ones, close
+    but not equal."""
     for name, e in expected.items():
         d = found[name]
         if (e is None) != (d is None):

@@ -1,4 +1,4 @@
-"""What the oldest PyTorch that qfx builds on cannot do."""
+"""Marks for tests of features that the oldest PyTorch supported by qfx does not have."""
 
 from __future__ import annotations
 
