@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import TypeVar
 
 import torch
 
+Result = TypeVar("Result")
 ROUNDS = 5
 
 
@@ -31,15 +33,25 @@ def in_turns(*calls: Callable[[], object], rounds: int) -> list[tuple[float, ...
     return list(zip(*times, strict=True))
 
 
-def _seconds(call: Callable[[], object], repeats: int) -> float:
-    call()  # brings back to the caches what the others drove out
+def timed(call: Callable[[], Result]) -> tuple[Result, float]:
+    """What one call returns, and its seconds: for calls that are too long to be repeated."""
     on_gpu = torch.cuda.is_initialized()
     alone = torch.get_num_threads() == 1 and not on_gpu
     wait = torch.cuda.synchronize if on_gpu else bool
     clock = time.thread_time if alone else time.perf_counter
     wait()
     start = clock()
-    for _ in range(repeats):
-        call()
+    result = call()
     wait()
-    return max((clock() - start) / repeats, 1e-9)
+    return result, max(clock() - start, 1e-9)
+
+
+def _seconds(call: Callable[[], object], repeats: int) -> float:
+    call()  # brings back to the caches what the others drove out
+
+    def several() -> None:
+        for _ in range(repeats):
+            call()
+
+    _, seconds = timed(several)
+    return max(seconds / repeats, 1e-9)

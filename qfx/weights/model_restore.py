@@ -24,7 +24,7 @@ _KEPT: ContextVar[ModelSnapshot] = ContextVar("kept")
 
 
 @contextmanager
-def unchanged(model: Callable[..., Any], who: str) -> Iterator[None]:
+def unchanged(model: Callable[..., Any], who: str) -> Iterator[ModelSnapshot]:
     """Puts back what runs inside changes, also where it raises. Memory: the buffers, once more.
 
     Warns, in the name of `who`, of parameters that code outside any captured graph wrote to: they
@@ -34,7 +34,7 @@ def unchanged(model: Callable[..., Any], who: str) -> Iterator[None]:
     kept, generators = ModelSnapshot(module_of(model)), _generators()
     token = _KEPT.set(kept)
     try:
-        yield
+        yield kept
     finally:
         _KEPT.reset(token)
         written = kept.restore()
