@@ -12,6 +12,7 @@ from torch import fx
 from qfx.cost.model import Costs
 from qfx.graph.capture import parameter_name
 from qfx.match.attention import Attention
+from qfx.match.base import FLOAT
 from qfx.match.operator_calls import OwnCall
 from qfx.pipeline import Context, run_passes
 from qfx.plan.plan import Entry, Plan
@@ -75,6 +76,12 @@ class CapturedGraphs:
     def rows(self) -> list[Row]:
         """Of all graphs, in order."""
         return [row for graph in self.graphs for row in graph.rows()]
+
+    @property
+    def own_operators(self) -> bool:
+        """Whether a graph calls int8 operators itself."""
+        entries = (entry for graph in self.graphs for entry in graph.entries)
+        return any(isinstance(e.match, OwnCall) and e.token != FLOAT for e in entries)
 
     @property
     def macs(self) -> tuple[int, int, int]:

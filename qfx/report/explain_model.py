@@ -98,7 +98,7 @@ def explain(
         graphs.macs,
         weight_bytes(of_weights, graphs.int8) if of_weights is not None else None,
         weight_bytes(of_weights, graphs.seen) if of_weights is not None else None,
-        _whole(sides, rows, given, bool(graphs.graphs)),
+        _whole(sides, rows, given, graphs),
         tuple(_notes(modules, reference, as_called)),
     )
 
@@ -135,15 +135,17 @@ def _calls(
 
 
 def _whole(
-    sides: Sides, rows: Sequence[Row], given: Inputs | str, captured: bool
-) -> WholeModel | None:
+    sides: Sides, rows: Sequence[Row], given: Inputs | str, graphs: CapturedGraphs
+) -> WholeModel:
     """What a whole call gives and takes, or why that is not known."""
     if not isinstance(given, Inputs):
         return WholeModel(why_not=given)
-    if not captured and not sides.modules:
+    if not graphs.graphs and not sides.modules:
         return WholeModel(why_not="no graph was captured")
-    if all(row.scheme == FLOAT for row in rows) and sides.reference is None:
+    if sides.reference is None and all(row.scheme == FLOAT for row in rows):
         return WholeModel(why_not="all of it is float")
+    if sides.reference is None and not sides.modules and graphs.own_operators:
+        return WholeModel(why_not="it calls int8 operators itself: give explain a reference")
     try:
         with CACHE.temporary():
             return whole_model(sides.model, given, sides.in_float, sides.in_int8)
@@ -164,7 +166,7 @@ def _notes(
         return
     if reference is None:
         yield (
-            "SQNR of int8 modules: against their own dequantized weights in float32, so what "
+            "SQNR of int8 modules: against their own weights, dequantized, in float32, so what "
             "quantizing their inputs loses; explain(..., reference=float_model) adds what the "
             "weights lost"
         )
@@ -180,8 +182,8 @@ def _notes(
         )
     elif as_called is not None:
         yield (
-            'the model is explained as it is called; under torch.compile(model, backend="qfx") '
-            "more of it may be int8: explain that"
+            "the model is explained as it is called; explain(torch.compile(model, backend='qfx'), "
+            "...) says what compiling adds"
         )
 
 

@@ -120,7 +120,7 @@ def _row(call: ModuleCall) -> Row:
     k, n = call.module.in_features, call.module.out_features
     scheme = str(getattr(call.module, "scheme", BINARY))
     kind = "a 1-bit" if scheme == BINARY else "an int8"
-    reason = f"{kind} module, {_kind(call.module)}"
+    reason = f"{kind} module, {_kind(call.module)}, in code that Dynamo does not capture"
     return _filled(Row(call.name, "", f"{call.m}x{k}x{n}", scheme, _C.isa(), reason), call)
 
 

@@ -55,6 +55,11 @@ class Report:
         return shares(self.rows)
 
     @property
+    def last_rows(self) -> tuple[Row, ...]:
+        """What stands behind the matmuls: the whole model, where it was measured."""
+        return (self.whole.row,) if self.whole and self.whole.measured else ()
+
+    @property
     def mode(self) -> str:
         """What a reader must know of the mode that the model was in."""
         return f"{self.training} in training mode: {_TRAINING}" if self.training else ""
@@ -69,8 +74,7 @@ class Report:
         guarded = any(row.guarded for row in self.rows)
         pairs = zip(self.rows, self.shares, strict=True)
         lines = [_printed(*pair, guarded) for pair in pairs]
-        if self.whole is not None and self.whole.int8_s is not None:
-            lines.append(_printed(self.whole.row, None, guarded))
+        lines += [_printed(row, None, guarded) for row in self.last_rows]
         table = [{head: printable(cell) for head, cell in line.items()} for line in lines]
         text = tabulate(table, headers="keys", disable_numparse=True)
         note = "times: measured on this input; ~ predicted by the cost model"

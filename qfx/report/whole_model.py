@@ -36,6 +36,11 @@ class WholeModel:
     why_not: str = ""
 
     @property
+    def measured(self) -> bool:
+        """Whether it ran on both sides."""
+        return self.turns > 0
+
+    @property
     def gain(self) -> float | None:
         """Time in float / time in int8."""
         return self.float_s / self.int8_s if self.float_s and self.int8_s else None
@@ -43,12 +48,12 @@ class WholeModel:
     @property
     def row(self) -> Row:
         """The last line of a table of matmuls."""
-        reason = "" if self.gain is None else f"{self.gain:.2f}x float; see below"
+        reason = "" if self.gain is None else f"int8 measured {self.gain:.2f}x float; see below"
         given = (self.sqnr_db, self.float_s, self.int8_s)
         return Row("whole model", "", "", "", "", reason, *given, measured=True)
 
     def __str__(self) -> str:
-        if self.float_s is None or self.int8_s is None:
+        if self.float_s is None or self.int8_s is None:  # not measured
             return f"whole model: not measured, {self.why_not}"
         level = "" if self.sqnr_db is None else f"SQNR of the output {self.sqnr_db:.1f} dB, "
         times = f"{self.float_s * 1e3:.4g} ms in float, {self.int8_s * 1e3:.4g} ms in int8"
