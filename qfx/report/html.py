@@ -71,9 +71,7 @@ _COLUMNS = (
     Column("M×K×N", "rows, in and out features, a batch before the *; tile, instruction set"),  # noqa: RUF001
     Column("scheme", "how x and w become codes; R64 rotates K in blocks, factor scales it", False),
     Column("max/rms", "greatest element of the input relative to its root mean square"),
-    Column(
-        "SQNR dB", "signal to quantization noise of this output alone, for the input that it gets"
-    ),
+    Column("SQNR dB", "signal to quantization noise of this output alone, for its input"),
     Column("share", "of the divergence that the recipe predicts, else of noise relative to signal"),
     Column("float rows", "rows of the call that the guard ran in float, of all"),
     Column("float µs", "of one call; ~ predicted by the cost model, else measured"),

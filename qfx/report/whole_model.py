@@ -90,7 +90,7 @@ def whole_model(model: Any, inputs: Inputs, float_: Side, int8: Side) -> WholeMo
     """Runs both sides in turns: once for the output, then for the time. The model is left as it was
     by each run, so that all of them begin alike."""
     said = {"float_side": float_.says, "int8_side": int8.says}
-    exact, noisy = (_ran(model, inputs, side)[0] for side in (float_, int8))
+    exact, noisy = [_ran(model, inputs, side)[0] for side in (float_, int8)]
     error = output_sqnr(exact, noisy)
     times: list[list[float]] = []
     end = time.perf_counter() + _SECONDS
