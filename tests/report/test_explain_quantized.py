@@ -1,4 +1,4 @@
-"""explain of models with int8 modules: what runs, against their weights in float or a float model."""
+"""explain of models with int8 modules: what runs, against their weights in float or a reference."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_a_reference_adds_what_the_weights_lost() -> None:
     assert "reference model" in str(beside) and "reference=float_model" in str(alone)
 
 
-def test_the_whole_is_what_the_outputs_say() -> None:
+def test_the_whole_of_a_quantized_model_is_what_the_outputs_say() -> None:
     reference, model = net(), net(scheme="w4a8")
     with torch.no_grad():
         noisy, exact = model(IDS), reference(IDS)
