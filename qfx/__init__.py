@@ -37,7 +37,8 @@ if TYPE_CHECKING:
     from qfx.match.spellings import register_matmul
     from qfx.pipeline import rewrite
     from qfx.plan.plan import Plan
-    from qfx.report.report import Report, explain
+    from qfx.report.explain_model import explain
+    from qfx.report.report import Report
 
 __all__ = [
     "PER_COLUMN",
@@ -91,7 +92,7 @@ _WHEN_ASKED_FOR = {
     "backend": ("dynamo_backend.backend", "qfx"),
     "calibrate": ("calibration.calibrate_model", "calibrate"),
     "compile_for_generate": ("generate.compile_model", "compile_for_generate"),
-    "explain": ("report.report", "explain"),
+    "explain": ("report.explain_model", "explain"),
     "kernels": ("cost.kernels", "kernels"),
     "load": ("files.loading", "load"),
     "pin": ("calibration.pin_plan", "pin"),

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from torch import fx
 
 from qfx.cost.model import Costs
 from qfx.dynamo_backend.captured_graphs import watch
-from qfx.graph.capture import clone
-from qfx.pipeline import Context, run_passes
+from qfx.dynamo_backend.rewritten_graphs import rewritten
+from qfx.pipeline import Context
 from qfx.plan.plan import Plan
-from qfx.rewriting.constants import NewInputs, as_placeholders
-from qfx.rewriting.inputs import drop_unused_inputs
 from qfx.values.config import Config
-from qfx.weights.feed import with_packed_weights
 
 
 def quantized(model: Callable[..., Any], config: Config) -> Callable[..., Any]:
@@ -36,13 +32,7 @@ def quantized(model: Callable[..., Any], config: Config) -> Callable[..., Any]:
 
 
 def _int8(gm: fx.GraphModule, here: Mapping[str, str], config: Config) -> Callable[..., Any]:
-    copy, added = clone(gm), NewInputs()
-    provide = partial(as_placeholders, added=added)
-    run_passes(copy, Context(config, Costs(), here, None, provide, decided=_by_recipe))
-    if not added:
-        return copy.forward
-    feed = drop_unused_inputs(copy, added)  # must run before `forward` is read: it recompiles
-    return with_packed_weights(copy.forward, feed)
+    return rewritten(gm, Context(config, Costs(), here, None, decided=_by_recipe))
 
 
 def _by_recipe(plan: Plan) -> Plan:

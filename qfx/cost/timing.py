@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import TypeVar
 
 import torch
 
+Result = TypeVar("Result")
 ROUNDS = 5
 MOST = 2e-3  # seconds after which a call is not repeated
+FEWEST = 3  # runs that are made all the same
 
 
 def fastest(*calls: Callable[[], object], rounds: int = ROUNDS) -> list[float]:
@@ -36,18 +39,39 @@ def in_turns(*calls: Callable[[], object], rounds: int) -> list[tuple[float, ...
     return list(zip(*times, strict=True))
 
 
+def timed(call: Callable[[], Result]) -> tuple[Result, float]:
+    """Returns the result of one call and its seconds, for calls too long to be repeated."""
+    clock, wait = _clock()
+    wait()
+    start = clock()
+    result = call()
+    wait()
+    return result, max(clock() - start, 1e-9)
+
+
 def _seconds(call: Callable[[], object], repeats: int) -> float:
+    """Returns the seconds of one call: the least mean of a few runs of calls, since a busy machine
+    may take the cores of several threads away for longer than a call takes."""
     call()  # brings back to the caches what the others evicted
+    clock, wait = _clock()
+    wait()
+    least, done, runs, spent = float("inf"), 0, 0, 0.0
+    while done < repeats and (spent < MOST or runs < FEWEST):
+        count = max(1, min(done, repeats - done))
+        start = clock()
+        for _ in range(count):
+            call()
+        wait()
+        seconds = clock() - start
+        least, spent = min(least, seconds / count), spent + seconds
+        done, runs = done + count, runs + 1
+    return max(least, 1e-9)
+
+
+def _clock() -> tuple[Callable[[], float], Callable[[], object]]:
     on_gpu = torch.cuda.is_initialized()
     alone = torch.get_num_threads() == 1 and not on_gpu
-    wait = torch.cuda.synchronize if on_gpu else bool
-    clock = time.thread_time if alone else time.perf_counter
-    wait()
-    done, some, start = 0, 1, clock()
-    while done < repeats and clock() - start < MOST:  # a busy machine may take its cores away
-        for _ in range(some):
-            call()
-        done += some
-        some = min(done, repeats - done)
-    wait()
-    return max((clock() - start) / done, 1e-9)
+    return (
+        time.thread_time if alone else time.perf_counter,
+        torch.cuda.synchronize if on_gpu else bool,
+    )

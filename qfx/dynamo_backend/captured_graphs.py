@@ -45,6 +45,15 @@ def watch(
         return _run(model, watcher, dynamic, inputs, keyword_inputs)
 
 
+def watch_compiled(
+    model: Callable[..., Any], watcher: Watcher, *inputs: Any, **keyword_inputs: Any
+) -> Any:
+    """The same by the graphs that `torch.compile(model)` captures for the sizes of these inputs,
+    also of an `fx.GraphModule`, whose leaf modules Dynamo opens."""
+    with torch.no_grad():
+        return _run(model, watcher, False, inputs, keyword_inputs, opened=True)
+
+
 def watch_recording(
     model: Callable[..., Any], watcher: Watcher, *inputs: Any, **keyword_inputs: Any
 ) -> Any:
@@ -60,10 +69,11 @@ def _run(
     dynamic: bool | None,
     inputs: Sequence[Any],
     keyword_inputs: Mapping[str, Any],
+    opened: bool = False,
 ) -> Any:
     token = _WATCHER.set(watcher)
     try:
-        if isinstance(model, fx.GraphModule):
+        if isinstance(model, fx.GraphModule) and not opened:
             if keyword_inputs:
                 names = ", ".join(keyword_inputs)
                 raise UserError(

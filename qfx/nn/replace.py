@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from torch import nn
 
 from qfx.nn.hook_transfer import transfer_hooks
+from qfx.nn.left_float import note_left_float
 from qfx.nn.linear_like import sizes_of
 from qfx.nn.loading import check_first
 from qfx.nn.selection import Selection
@@ -31,6 +32,7 @@ def replace(chosen: Selection, made: Mapping[str, nn.Module]) -> nn.Module:
     _leave_fast_paths(model, parents)
     lines = tuple(_line(name, linear, chosen, made) for name, linear in chosen.linears.items())
     sizes = before, bytes_of(model)
+    note_left_float(chosen.linears, {**chosen.missed, **chosen.left})
     tell(Summary(chosen.who, lines, *sizes, weight_bytes(model), chosen.what), chosen)
     if made:
         check_first(model)

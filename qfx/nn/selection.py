@@ -81,11 +81,11 @@ def select_modules(
     asked = bool(config.skip or config.only or config.recipe)
     found = Selection(who, model, linears, {}, {}, {}, asked)
     attentions = [m for m in model.modules() if isinstance(m, nn.MultiheadAttention)]
-    faults = cache(partial(_fault, sums_overflow))  # a shared module has several names
+    faults = cache(partial(why_faulty, sums_overflow))  # a shared module has several names
     for name, module in linears.items():
         if out := left_out(config, [name]):
             found.left[name] = out
-        elif why := _not_taken(module, attentions, transposed):
+        elif why := why_not_taken(module, attentions, transposed):
             found.missed[name] = why
         elif out := left_by_recipe(module):
             found.left[name] = out
@@ -131,7 +131,7 @@ def check_unsharded(model: nn.Module, who: str) -> None:
         )
 
 
-def _not_taken(
+def why_not_taken(
     module: nn.Module, attentions: Sequence[nn.MultiheadAttention], transposed: bool
 ) -> str:
     """Returns why no module of qfx can replace this module; '' if one can."""
@@ -155,7 +155,8 @@ def _matrix(module: nn.Module) -> Tensor | None:
     return as_linear(module)._parameters.get("weight")
 
 
-def _fault(sums_overflow: bool, module: nn.Module) -> str:
+def why_faulty(sums_overflow: bool, module: nn.Module) -> str:
+    """Why the weight of a linear or an embedding becomes no codes; '' where it does. Reads it."""
     weight = _matrix(module)
     return (too_long(weight) if sums_overflow else "") or unquantizable(weight)
 

@@ -67,8 +67,8 @@ def _errors(rows: Sequence[Row], shares: Sequence[Value]) -> Chart:
         ("SQNR, dB", lambda axis: _bars(axis, levels, "{:.1f}")),
     )
     note = (
-        "Of each matmul's output alone, its input being exact. The share is that of the divergence "
-        "that the recipe predicts or, if it predicts none, of noise power relative to signal."
+        "Of each matmul's output alone, for its input. The share is that of the divergence that "
+        "the recipe predicts or, if it predicts none, of noise power relative to signal."
     )
     return Chart("Error", note, _svg(rows, panels))
 

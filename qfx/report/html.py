@@ -41,9 +41,16 @@ def page(report: Report) -> str:
         facts=[fact._replace(where=printable(fact.where)) for fact in _facts(report)],
         breaks=[printable(line) for line in report.breaks],
         columns=[_COLUMNS[i] for i in used],
-        lines=[line._replace(cells=[line.cells[i] for i in used]) for line in lines],
+        lines=[_shown(line, used) for line in lines],
+        last=[_shown(_line(row, None), used) for row in report.last_rows],
+        notes=[printable(line) for line in (*report.notes, str(report.whole or "")) if line],
         charts=charts(report.rows, report.shares),
     )
+
+
+def _shown(line: TableLine, used: Sequence[int]) -> TableLine:
+    """Its cells of the columns that are used."""
+    return line._replace(cells=[line.cells[i] for i in used])
 
 
 class Column(NamedTuple):
@@ -64,7 +71,7 @@ _COLUMNS = (
     Column("M×K×N", "rows, in and out features, a batch before the *; tile, instruction set"),  # noqa: RUF001
     Column("scheme", "how x and w become codes; R64 rotates K in blocks, factor scales it", False),
     Column("max/rms", "greatest element of the input relative to its root mean square"),
-    Column("SQNR dB", "signal to quantization noise of this output alone, its input being exact"),
+    Column("SQNR dB", "signal to quantization noise of this output alone, for its input"),
     Column("share", "of the divergence that the recipe predicts, else of noise relative to signal"),
     Column("float rows", "rows of the call that the guard ran in float, of all"),
     Column("float µs", "of one call; ~ predicted by the cost model, else measured"),
@@ -129,11 +136,16 @@ class Fact(NamedTuple):
 def _facts(report: Report) -> list[Fact]:
     """What a reader wants first."""
     facts = [Fact(f"{report.quantized} of {report.total}", "matmuls in int8")]
+    whole = report.whole
+    if whole is not None and whole.gain is not None:
+        facts.append(Fact(f"{whole.gain:.2f}×", "float time / int8 time of the whole model"))  # noqa: RUF001
+    if whole is not None and whole.sqnr_db is not None:
+        facts.append(Fact(f"{whole.sqnr_db:.1f} dB", "SQNR of the whole model's output"))
     ran = [row for row in report.rows if row.measured and row.float_s and row.int8_s]
     if ran:
         float_s, int8_s = sum(r.float_s or 0 for r in ran), sum(r.int8_s or 0 for r in ran)
         times = f"{float_s * 1e3:.3g} ms in float, {int8_s * 1e3:.3g} ms in int8"
-        facts.append(Fact(f"{float_s / int8_s:.2f}×", f"faster: {times}"))  # noqa: RUF001
+        facts.append(Fact(f"{float_s / int8_s:.2f}×", f"faster: {times}, all matmuls that ran"))  # noqa: RUF001
     noisy = [(row.sqnr_db, row) for row in report.rows if row.sqnr_db is not None]
     if noisy:
         level, row = min(noisy, key=lambda each: each[0])

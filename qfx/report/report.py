@@ -1,34 +1,20 @@
-"""explain: every matmul of a model on given inputs: int8 or why not, kernel, error, time."""
+"""Report: what `explain` found of a model, printed as a table or written as a page."""
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
 
 from tabulate import tabulate
-from torch import fx, nn
 
-from qfx.cost.device_models import current_costs
-from qfx.cost.model import Costs
-from qfx.dynamo_backend.captured_graphs import watch
-from qfx.graph.capture import parameter_name
-from qfx.host.dynamo import uncompiled_module
 from qfx.io.atomic_write import write_text
 from qfx.io.printable import printable
-from qfx.match.operator_calls import BINARY
-from qfx.nn import BinaryLinear, Linear, LSQLinear, SignLinear
-from qfx.nn.weight_bytes import WeightBytes, kinds, weight_bytes
-from qfx.pipeline import Context, run_passes
-from qfx.report.breaks import BEFORE, said, said_since
+from qfx.match.base import FLOAT
+from qfx.nn.weight_bytes import WeightBytes, kinds
 from qfx.report.html import page
 from qfx.report.report_row import Row, float_rows, shares
-from qfx.report.side_by_side import SideBySide
-from qfx.values.config import Config, Configurable, parse_options
-from qfx.values.select import check_names, names_in
-from qfx.weights.model_restore import in_training, unchanged
+from qfx.report.whole_model import WholeModel
 
 
 @dataclass(frozen=True)
@@ -38,7 +24,8 @@ class Report:
     what Dynamo said of the code that it did not capture. `macs`:
     multiply-accumulates of what the plan makes int8, of all that the graphs do, and how many
     matmuls are not counted. `weights`: bytes of the model's weights, and `beside`: those that
-    multiply in none of the rows, as convolutions and experts; None of a function."""
+    multiply in none of the rows, as convolutions and experts; None of a function. `whole`: output
+    and time of a whole call. `notes`: of a quantized model, what its rows are measured against."""
 
     rows: tuple[Row, ...]
     graphs: int
@@ -47,14 +34,18 @@ class Report:
     macs: tuple[int, int, int] = (0, 0, 0)
     weights: WeightBytes | None = None
     beside: WeightBytes | None = None
+    whole: WholeModel | None = None
+    notes: tuple[str, ...] = ()
 
     @property
     def quantized(self) -> int:
-        return sum(r.scheme != "float" for r in self.rows)
+        """Rows of matmuls in int8."""
+        return sum(r.scheme != FLOAT and not r.lookup for r in self.rows)
 
     @property
     def total(self) -> int:
-        return len(self.rows)
+        """Rows of matmuls."""
+        return sum(not r.lookup for r in self.rows)
 
     @property
     def shares(self) -> tuple[float | None, ...]:
@@ -62,6 +53,11 @@ class Report:
         divergence that a recipe predicts, else of noise power relative to signal. None where it is
         unknown."""
         return shares(self.rows)
+
+    @property
+    def last_rows(self) -> tuple[Row, ...]:
+        """What stands behind the matmuls: the whole model, where it was measured."""
+        return (self.whole.row,) if self.whole and self.whole.measured else ()
 
     @property
     def mode(self) -> str:
@@ -78,13 +74,15 @@ class Report:
         guarded = any(row.guarded for row in self.rows)
         pairs = zip(self.rows, self.shares, strict=True)
         lines = [_printed(*pair, guarded) for pair in pairs]
+        lines += [_printed(row, None, guarded) for row in self.last_rows]
         table = [{head: printable(cell) for head, cell in line.items()} for line in lines]
         text = tabulate(table, headers="keys", disable_numparse=True)
         note = "times: measured on this input; ~ predicted by the cost model"
         count = f"{self.quantized} of {self.total} matmuls in int8, {self.graphs} graph(s)"
         said = [_SAID, *map(printable, self.breaks)] if self.breaks else []
         weights = _weights(self.rows, self.beside)
-        footer = (text, note, self.mode, *said, weights, self._int8, count)
+        whole = str(self.whole or "")
+        footer = (text, note, *self.notes, whole, self.mode, *said, weights, self._int8, count)
         return "\n".join(line for line in footer if line)
 
     @property
@@ -144,111 +142,3 @@ def _weights(rows: Sequence[Row], beside: WeightBytes | None) -> str:
 
 def _us(row: Row, seconds: float | None) -> str:
     return "" if seconds is None else f"{'' if row.measured else '~'}{seconds * 1e6:.0f}"
-
-
-def explain(
-    model: Callable[..., Any],
-    *inputs: Any,
-    options: Configurable = None,
-    **keyword_inputs: Any,
-) -> Report:
-    """Runs `model(*inputs, **keyword_inputs)` once in float and reports on each of its matmuls.
-
-    The model runs in the mode that it is in, as compiled code would; the report says so where that
-    is training mode. Afterwards its parameters, buffers and attributes and the default random
-    generators of torch, Python and numpy are as before, also where it raises. Of a function that is
-    no module, only tensors that graphs write. Not put back are inputs, objects that attributes hold
-    (other than lists, dicts and sets), generators of the user's own, and what code that Dynamo does
-    not capture writes into parameters: a warning, unless it does so through `.data`.
-
-    `model`: a module or function for `torch.compile`, or an `fx.GraphModule`, which is taken as it
-    is. `options`: as for the backend. Every site the plan quantizes is also run in int8 on its real
-    input, for its SQNR and the time of both forms. Raises ValueError for a wrong option.
-    """
-    config, _ = parse_options(options)
-    session, before = _Session(config, current_costs(), [], set(), set()), said()
-    with unchanged(model, "explain"):
-        watch(model, session.look, *inputs, dynamic=False, **keyword_inputs)
-    if isinstance(model, nn.Module):
-        _check(config, model, session.seen)
-    rows = [row for graph in session.graphs for row in graph.rows()]
-    if isinstance(model, nn.Module) and not isinstance(model, fx.GraphModule):
-        rows += _unseen(model, session.seen)
-    breaks = said_since(before)
-    if not session.graphs:
-        warnings.warn(f"qfx.explain saw no graph: {_why_none(breaks)}", stacklevel=2)
-    elif not any(row.reason.endswith(_UNSEEN) for row in rows):
-        breaks = tuple(line for line in breaks if not line.startswith(BEFORE))
-    counts = [graph.multiplied() for graph in session.graphs]
-    int8, every, unknown = (sum(count[i] for count in counts) for i in range(3))
-    whole = uncompiled_module(model) if isinstance(model, nn.Module) else None
-    return Report(
-        tuple(rows),
-        len(session.graphs),
-        in_training(model),
-        breaks,
-        (int8, every, unknown),
-        weight_bytes(whole, session.int8) if whole is not None else None,
-        weight_bytes(whole, session.seen) if whole is not None else None,
-    )
-
-
-def _why_none(breaks: Sequence[str]) -> str:
-    if breaks:
-        return f"Dynamo gives up all of this callable. It says: {' '.join(breaks)}"
-    return (
-        "torch.compile does not capture this callable, or has reached its recompile limit for it "
-        "(torch._dynamo.reset() clears that)"
-    )
-
-
-def _unseen(model: nn.Module, seen: set[str]) -> Iterator[Row]:
-    """The modules that multiply and stand in no graph: nothing stays float without a line."""
-    plain = uncompiled_module(model)
-    everywhere = plain.named_modules(remove_duplicate=False)
-    ran = {id(module) for name, module in everywhere if seen & {name, f"{name}.weight"}}
-    for name, module in plain.named_modules():
-        if name and id(module) not in ran:
-            if isinstance(module, _OWN):
-                scheme = str(getattr(module, "scheme", BINARY))
-                yield Row(name, "", _shape(module), scheme, "", f"an int8 module, {_UNSEEN}")
-            elif isinstance(module, _MULTIPLIES):
-                yield Row(name, "", _shape(module), "float", "", _UNSEEN)
-
-
-def _shape(module: nn.Module) -> str:
-    if isinstance(module, _RECURRENT):
-        return ""  # several matmuls
-    return f"?x{module.in_features}x{module.out_features}"
-
-
-_RECURRENT = (nn.RNNBase, nn.RNNCellBase)
-_MULTIPLIES = (nn.Linear, *_RECURRENT)
-_OWN = (Linear, LSQLinear, BinaryLinear, SignLinear)
-_UNSEEN = "in no captured graph: not called on these inputs, or by code Dynamo does not capture"
-
-
-class _Session(NamedTuple):
-    """One call of `explain`: what to decide by, and what was seen."""
-
-    config: Config
-    costs: Costs
-    graphs: list[SideBySide]
-    seen: set[str]  # names of modules and parameters
-    int8: set[str]  # of parameters
-
-    def look(self, gm: fx.GraphModule, here: Mapping[str, str], arguments: Sequence[Any]) -> Any:
-        context = Context(self.config, self.costs, here, around=None)
-        work = run_passes(gm, context, "decide")
-        matches, observer = work.matches, SideBySide(gm, work.plan)
-        self.graphs.append(observer)
-        int8 = [root for e in work.plan.entries if e.scheme for root in e.match.weights]
-        self.int8.update(parameter_name(w, here) for w in int8)
-        weights = [root for m in matches for root in m.weights]
-        self.seen.update(parameter_name(w, here) for w in weights)
-        self.seen.update(name for m in matches for name in (m.path, m.name))
-        return observer.run(*arguments)
-
-
-def _check(config: Config, model: nn.Module, seen: set[str]) -> None:
-    check_names(config, names_in(uncompiled_module(model)) | seen)

@@ -25,13 +25,14 @@ from qfx.values.scheme import PER_COLUMN
 class Row:
     """One matmul. Times in seconds for one call, `measured` on the given input or else predicted.
 
-    `sqnr_db`: signal to quantization noise of this site's output alone, its input being exact.
+    `sqnr_db`: signal to quantization noise of this site's output alone, for the input that it gets.
     `transform`: of K before quantization, docs/numerics.md (R1): `factor`, `R64` or `factor+R64`.
     `input_max`, `input_rms`: greatest absolute value and root mean square of its left operand in
     the call. `guarded`: what the guard found in the call, None without one. `divergence`: what the
     recipe predicts that this site changes at the model's output (D1), if it does. `weight_bytes`:
     what its weight takes as it is stored, scales included, which a call of few rows reads; `bits`:
-    of an element of it. None of matmuls without a constant operand, and on a GPU.
+    of an element of it. None of matmuls without a constant operand, and on a GPU. `lookup`: an int8
+    embedding, which multiplies nothing.
     """
 
     module: str
@@ -51,6 +52,7 @@ class Row:
     divergence: float | None = None
     weight_bytes: int | None = None
     bits: float | None = None
+    lookup: bool = False
 
     @property
     def outlier_ratio(self) -> float | None:
@@ -69,10 +71,10 @@ class Range(NamedTuple):
 
 
 class SiteMeasurement(NamedTuple):
-    """A site's form in int8, run beside the float one: SQNR in dB, seconds of both, and what its
-    guard, if it has one, found."""
+    """A site's form in int8, run beside the float one: SQNR in dB, None where both give the same by
+    what they are, seconds of both, and what its guard, if it has one, found."""
 
-    sqnr_db: float
+    sqnr_db: float | None
     float_s: float
     int8_s: float
     guarded: GuardCount | None = None

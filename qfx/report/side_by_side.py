@@ -30,7 +30,7 @@ from qfx.report.report_row import Range, Row, SiteMeasurement, range_of, row_of
 from qfx.values.config import Config
 
 _ROUNDS = 3
-_TRIAL = "qfx.explain"  # what guarded sites count under, until they are taken
+TRIAL = "qfx.explain"  # what guarded sites count under, until they are taken
 
 
 class _Tried(NamedTuple):
@@ -128,7 +128,7 @@ class SideBySide(fx.Interpreter):
         bias = None if site.bias is None else self._constant(site.bias)
         dtype = site.out_dtype or w.dtype
         w_nk = apply(site.view, w).to(dtype)
-        guard = entry.guard and entry.guard._replace(site=_TRIAL)
+        guard = entry.guard and entry.guard._replace(site=TRIAL)
         alone = int8_form(replace(entry, guard=guard), site, given, w, bias).forward
 
         def in_float() -> Tensor:
@@ -136,8 +136,8 @@ class SideBySide(fx.Interpreter):
             return activate(site.activation, F.linear(x.to(dtype), w_nk, b))
 
         float_s, int8_s = medians(in_float, lambda: alone(given), rounds=_ROUNDS)
-        taken(_TRIAL)
-        return _Tried(alone(given), float_s, int8_s, taken(_TRIAL) if guard else None)
+        taken(TRIAL)
+        return _Tried(alone(given), float_s, int8_s, taken(TRIAL) if guard else None)
 
     def _run_product(self, product: Product, entry: Entry, result: Tensor) -> None:
         assert entry.scheme is not None and entry.scheme.x is not None

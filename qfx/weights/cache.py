@@ -12,7 +12,8 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -197,6 +198,19 @@ class Cache:
         with self._lock:
             self.generation += self._forget(tensors)
             self.epoch += 1
+
+    @contextmanager
+    def temporary(self) -> Iterator[None]:
+        """A context that forgets behind it what was packed for the first time inside."""
+        with self._lock:
+            before = {key: {*entries} for key, (_, entries) in self._owners.items()}
+        try:
+            yield
+        finally:
+            with self._lock:
+                for key, (_, entries) in self._owners.items():
+                    for new in entries.keys() - before.get(key, set()):
+                        del entries[new]
 
     def __len__(self) -> int:
         with self._lock:

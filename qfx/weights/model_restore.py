@@ -24,7 +24,7 @@ _KEPT: ContextVar[ModelSnapshot] = ContextVar("kept")
 
 
 @contextmanager
-def unchanged(model: Callable[..., Any], who: str) -> Iterator[None]:
+def unchanged(model: Callable[..., Any], who: str) -> Iterator[ModelSnapshot]:
     """Undoes the changes made inside the `with` block, also if it raises. Needs memory for a copy
     of the buffers.
 
@@ -35,7 +35,7 @@ def unchanged(model: Callable[..., Any], who: str) -> Iterator[None]:
     kept, generators = ModelSnapshot(module_of(model)), _generators()
     token = _KEPT.set(kept)
     try:
-        yield
+        yield kept
     finally:
         _KEPT.reset(token)
         written = kept.restore()

@@ -35,6 +35,7 @@ class ModelSnapshot:
         named = () if module is None or sharded else module.named_parameters()
         self.parameters = [(n, p, p.data, version(p)) for n, p in named if not is_lazy(p)]
         self.values: dict[int, _Value] = {}
+        self.written: list[str] = []  # parameters that `restore` found changed
         for part in parts:
             read_only = getattr(part, "READ_ONLY", ())  # a quantized weight is large
             for name, buffer in part.named_buffers(recurse=False):
@@ -49,7 +50,7 @@ class ModelSnapshot:
     def restore(self) -> list[str]:
         """Restores everything. Returns the names of parameters that were written and keep the new
         values."""
-        written = [
+        self.written = [
             name
             for name, parameter, _, before in self.parameters
             if version(parameter) != before and id(parameter) not in self.values
@@ -60,7 +61,7 @@ class ModelSnapshot:
             _put_memory_back(parameter, memory)
         for value in self.values.values():
             value.put_back()
-        return written
+        return self.written
 
 
 class _Attributes:

@@ -12,7 +12,9 @@ import qfx
 from qfx.ops.code import Code
 from qfx.ops.layout import Layout
 from qfx.pipeline import Context, run_passes
+from qfx.report.float_forms import int8_modules
 from qfx.report.html import page
+from qfx.weights.model_restore import module_of
 from tests.lib.costs import FIXED_COSTS
 
 COARSE = qfx.Scheme(x=qfx.QSpec(bits=5), w=qfx.QSpec(bits=4))
@@ -101,8 +103,9 @@ def test_int8_operators_of_the_model_itself(name: str) -> None:
     report = qfx.explain(model, x)
     assert [(row.module, row.shape, row.scheme) for row in report.rows] == expected
     assert report.quantized == report.total == len(expected)
-    assert all(r.sqnr_db is None and r.kernel and "of the model itself" in r.reason
-               for r in report.rows)  # fmt: skip
+    modules = bool(int8_modules(module_of(model)))
+    said = "module, qfx.nn." if modules else "operator of the model itself"
+    assert all(r.measured is modules and r.kernel and said in r.reason for r in report.rows)
     assert f"{len(expected)} of {len(expected)} matmuls in int8" in page(report)
 
 
@@ -126,6 +129,6 @@ def test_a_float_operator_of_qfx_is_a_row() -> None:
 def test_patterns_that_cannot_change_an_operator_are_answered() -> None:
     report = qfx.explain(_replaced("w8a8"), ROWS, options={"skip": ["0"]})
     assert report.rows[0].reason == (
-        "an int8 operator of the model itself, though skipped by the pattern '0'"
+        "an int8 module, qfx.nn.Linear, though skipped by the pattern '0'"
     )
     assert report.quantized == 2

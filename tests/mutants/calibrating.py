@@ -138,6 +138,36 @@ CALIBRATING = (
         tests=("test_block[explain]", "test_bad_site_has_a_low_sqnr"),
     ),
     Mutant(
+        "an int8 module is measured against itself",
+        old="sqnr(form.run(x), int8())",
+        new="sqnr(int8(), int8())",
+        tests=("test_each_call_of_an_int8_linear_is_a_row_with_its_error_and_times",),
+    ),
+    Mutant(
+        "the reference model is not read",
+        old="float_form(references.get(name, module))",
+        new="float_form(module)",
+        tests=("test_a_reference_adds_what_the_weights_lost",),
+    ),
+    Mutant(
+        "the whole model in float is compared with itself",
+        old="[_ran(model, inputs, side)[0] for side in (float_, int8)]",
+        new="[_ran(model, inputs, side)[0] for side in (float_, float_)]",
+        tests=("test_the_whole_is_what_the_outputs_say",),
+    ),
+    Mutant(
+        "explain reads a graph as it is",
+        old="if isinstance(model, fx.GraphModule) and not opened:",
+        new="if isinstance(model, fx.GraphModule):",
+        tests=("test_a_graph_of_leaf_modules_is_what_torch_compile_makes_of_it",),
+    ),
+    Mutant(
+        "a quantized model's float parts are what compiling makes of them",
+        old="return replace(entry, scheme=None, reason=self._why(entry))",
+        new="return entry",
+        tests=("test_options_and_torch_compile_say_what_compiling_adds",),
+    ),
+    Mutant(
         "explain runs a bias's site without it",
         old='weight, b = graph.get_attr("w"), None if bias is None else graph.get_attr("b")',
         new='weight, b = graph.get_attr("w"), None',

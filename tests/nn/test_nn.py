@@ -131,7 +131,7 @@ def test_state_dict_round_trip() -> None:
 def test_lsq_is_named_by_explain() -> None:
     model = qfx.prepare_qat(_model(), config=qfx.Config(scheme=ROW4))
     reasons = [row.reason for row in qfx.explain(model, X).rows]
-    assert reasons == ["an int8 operator of the model itself"] * 2
+    assert reasons == ["an int8 module, qfx.nn.LSQLinear"] * 2
 
 
 ERRORS: dict[str, tuple[Any, str]] = {

@@ -273,7 +273,7 @@ def test_explain_shows_what_is_served() -> None:
     binary.observe(X[:, :N])
     model = qfx.convert(nn.Sequential(trained("learned"), nn.ReLU(), binary))
     reasons = [row.reason for row in qfx.explain(model, X).rows]
-    assert reasons == [f"{what} operator of the model itself" for what in ("an int8", "a 1-bit")]
+    assert reasons == ["an int8 module, qfx.nn.Linear", "a 1-bit module, qfx.nn.SignLinear"]
 
 
 # --- what is refused ---

@@ -72,8 +72,7 @@ def test_graph_modules() -> None:
     assert qfx.explain(qfx.trace(model), X, options=ALL).quantized == 7
     exported = torch.export.export(model, (X,)).module()
     assert qfx.explain(exported, X, options=ALL).quantized == 7
-    with pytest.raises(ValueError, match="takes its inputs in order, not by name: config"):
-        qfx.explain(exported, X, config=qfx.Config())
+    assert qfx.explain(qfx.trace(model), options=ALL, x=X).quantized == 7  # by name
 
 
 def test_the_model_is_not_changed_and_runs_in_float() -> None:

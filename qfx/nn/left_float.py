@@ -1,0 +1,53 @@
+"""Reasons for which linears of a quantized model are float: those that were given when the model
+was quantized, or what the linears themselves show."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from weakref import WeakKeyDictionary
+
+from torch import nn
+
+from qfx.nn.linear_like import is_linear, sizes_of
+from qfx.nn.loading import Checked
+from qfx.nn.selection import why_faulty, why_not_taken
+from qfx.values.config import Config
+from qfx.values.few_features import why_few_features
+from qfx.values.select import left_out
+
+_NOTED: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
+
+
+def note_left_float(linears: Mapping[str, nn.Module], reasons: Mapping[str, str]) -> None:
+    """Remembers, in this process, why these linears stay float; `reasons` by their names."""
+    _NOTED.update({linears[name]: reason for name, reason in reasons.items()})
+
+
+def why_left_float(model: nn.Module) -> dict[str, str]:
+    """Says by name why each float linear of a quantized model is float."""
+    attentions = [m for m in model.modules() if isinstance(m, nn.MultiheadAttention)]
+    config = _config_of(model)
+    return {
+        name: _NOTED.get(module) or _found_again(name, module, attentions, config)
+        for name, module in model.named_modules(remove_duplicate=False)
+        if (isinstance(module, nn.Linear) or is_linear(module)) and not isinstance(module, Checked)
+    }
+
+
+def _found_again(
+    name: str, module: nn.Module, attentions: list[nn.MultiheadAttention], config: Config
+) -> str:
+    return (
+        left_out(config, [name])
+        or why_not_taken(module, attentions, transposed=True)
+        or why_few_features(sizes_of(module)[0])
+        or why_faulty(True, module)
+        or "a float module"
+    )
+
+
+def _config_of(model: nn.Module) -> Config:
+    """What `skip` and `only` were when transformers quantized the model; else nothing."""
+    said = getattr(getattr(model, "config", None), "quantization_config", None)
+    config = getattr(said, "config", None)
+    return config if isinstance(config, Config) else Config()

@@ -1,0 +1,226 @@
+"""explain: every matmul of a model on given inputs: int8 or why not, kernel, error, time; and the
+model as a whole."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from qfx.cost.device_models import current_costs
+from qfx.dynamo_backend.captured_graphs import watch_compiled
+from qfx.host.dynamo import uncompiled, uncompiled_module
+from qfx.io.printable import printable
+from qfx.match.base import FLOAT
+from qfx.match.operator_calls import BINARY
+from qfx.nn import BinaryLinear, Linear, LSQLinear, SignLinear
+from qfx.nn.left_float import why_left_float
+from qfx.nn.weight_bytes import weight_bytes
+from qfx.report.breaks import BEFORE, said, said_since
+from qfx.report.captured_rows import AsCalled, CapturedGraphs
+from qfx.report.float_forms import int8_modules, reference_modules
+from qfx.report.module_calls import ModuleCall, has_programs, measured_calls, with_calls
+from qfx.report.report import Report
+from qfx.report.report_row import Row
+from qfx.report.sides import Sides
+from qfx.report.whole_model import Inputs, WholeModel, whole_model
+from qfx.values.config import Config, Configurable, parse_options
+from qfx.values.select import check_names, names_in
+from qfx.weights.cache import CACHE
+from qfx.weights.model_restore import in_training, module_of, unchanged
+
+
+def explain(
+    model: Callable[..., Any],
+    *inputs: Any,
+    options: Configurable = None,
+    reference: nn.Module | None = None,
+    **keyword_inputs: Any,
+) -> Report:
+    """Runs `model(*inputs, **keyword_inputs)` and reports on each of its matmuls and on the whole.
+
+    Of a float model or function it reports what `torch.compile(model, backend="qfx")` does to it;
+    every site that the plan quantizes is run in int8 on its real input, beside float. Of a model
+    that is quantized it reports what runs: each int8 linear and embedding is measured against its
+    own dequantized weight in float32, or against that of `reference`. With `options`, or under
+    `torch.compile`, what compiling adds is in the report too.
+
+    `model`: a module, an `fx.GraphModule` as any other, or a function. `options`: as for the
+    backend. `reference`: the float model before it was quantized, with modules of the same names;
+    its linears get the inputs that the int8 ones get, and its output is what the whole is compared
+    with. Raises ValueError for a wrong option, and a reference that lacks a module.
+
+    The model runs once for its rows, a quantized one twice, and then 2 to 6 times in int8 and in
+    float for the row of the whole. It runs in the mode that it is in; the report says so where that
+    is training mode. Afterwards its parameters, buffers and attributes, tensors among the inputs
+    and the default random generators of torch, Python and numpy are as before, also where it
+    raises. Of a function that is no module, only tensors that graphs write. Not put back are other
+    inputs, objects that attributes hold (other than lists, dicts and sets), generators of the
+    user's own, and what code that Dynamo does not capture writes into parameters: a warning,
+    unless it does so through `.data`.
+    """
+    config, _ = parse_options(options)
+    module = module_of(model)
+    modules, before = int8_modules(module), said()
+    references = reference_modules(modules, reference)
+    as_called = _as_called(model, modules) if options is None else None
+    graphs = CapturedGraphs(config, current_costs(), as_called)
+    given = _inputs(inputs, keyword_inputs)
+    with unchanged(model, "explain") as kept:
+        if isinstance(given, Inputs):
+            given.restored()
+        watch_compiled(model, graphs.look, *inputs, **keyword_inputs)
+    if isinstance(model, nn.Module):
+        check_names(config, names_in(uncompiled_module(model)) | graphs.seen)
+    if kept.written:
+        given = f"its forward writes to parameters outside of captured graphs: {kept.written[0]}"
+    calls = _calls(model, modules, references, given)
+    graphs.seen.update(call.name for call in calls)
+    rows = with_calls(graphs.rows, calls, modules)
+    if isinstance(model, nn.Module):
+        rows += _unseen(model, graphs.seen)
+    breaks = said_since(before)
+    if not graphs.graphs:
+        warnings.warn(f"qfx.explain saw no graph: {_why_none(breaks)}", stacklevel=2)
+    elif not any(row.reason.endswith(_UNSEEN) for row in rows):
+        breaks = tuple(line for line in breaks if not line.startswith(BEFORE))
+    sides = Sides(model, modules, reference, as_called is not None, config, graphs.costs)
+    of_weights = uncompiled_module(model) if isinstance(model, nn.Module) else None
+    return Report(
+        tuple(rows),
+        len(graphs.graphs),
+        in_training(model),
+        breaks,
+        graphs.macs,
+        weight_bytes(of_weights, graphs.int8) if of_weights is not None else None,
+        weight_bytes(of_weights, graphs.seen) if of_weights is not None else None,
+        _whole(sides, rows, given, graphs),
+        tuple(_notes(modules, reference, as_called)),
+    )
+
+
+def _as_called(model: Callable[..., Any], modules: Mapping[str, nn.Module]) -> AsCalled | None:
+    """None for a model without int8 modules, and under torch.compile."""
+    module = module_of(model)
+    if module is None or not modules or uncompiled(model) is not model:
+        return None
+    return AsCalled(why_left_float(module), any(map(has_programs, module.modules())))
+
+
+def _inputs(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Inputs | str:
+    """The inputs for further runs, or why there are none."""
+    try:
+        return Inputs(args, kwargs)
+    except Exception as why:
+        return f"the inputs cannot be copied for another run: {_first_line(why)}"
+
+
+def _calls(
+    model: Callable[..., Any],
+    modules: Mapping[str, nn.Module],
+    references: Mapping[str, nn.Module],
+    given: Inputs | str,
+) -> list[ModuleCall]:
+    module = module_of(model)
+    if module is None or not modules or not isinstance(given, Inputs):
+        return []
+    with unchanged(model, "explain"), torch.no_grad():
+        args, kwargs = given.restored()
+        run = partial(uncompiled(model), *args, **kwargs)
+        return measured_calls(module, modules, references, run)
+
+
+def _whole(
+    sides: Sides, rows: Sequence[Row], given: Inputs | str, graphs: CapturedGraphs
+) -> WholeModel:
+    """What a whole call gives and takes, or why that is not known."""
+    if not isinstance(given, Inputs):
+        return WholeModel(why_not=given)
+    if not graphs.graphs and not sides.modules:
+        return WholeModel(why_not="no graph was captured")
+    if sides.reference is None and all(row.scheme == FLOAT for row in rows):
+        return WholeModel(why_not="all of it is float")
+    if sides.reference is None and not sides.modules and graphs.own_operators:
+        return WholeModel(why_not="it calls int8 operators itself: give explain a reference")
+    try:
+        with CACHE.temporary():
+            return whole_model(sides.model, given, sides.in_float, sides.in_int8)
+    except Exception as why:
+        return WholeModel(why_not=f"another run of it raised {_first_line(why)}")
+
+
+def _first_line(why: Exception) -> str:
+    what, *_ = str(why).splitlines() or [""]
+    return printable(f"{type(why).__name__}: {what}")
+
+
+def _notes(
+    modules: Mapping[str, nn.Module], reference: nn.Module | None, as_called: AsCalled | None
+) -> Iterator[str]:
+    """What a reader must know of the rows of a quantized model."""
+    if not modules:
+        return
+    if reference is None:
+        yield (
+            "SQNR of int8 modules: against their own weights, dequantized, in float32, so what "
+            "quantizing their inputs loses; explain(..., reference=float_model) adds what the "
+            "weights lost"
+        )
+    else:
+        yield (
+            "SQNR of int8 modules: against the linears of the reference model in float32, on the "
+            "inputs that the int8 modules get"
+        )
+    if as_called is not None and as_called.programs:
+        yield (
+            "programs of compile_for_generate, which generate runs, compute with the same weights; "
+            "the rows are of the model's modules"
+        )
+    elif as_called is not None:
+        yield (
+            "the model is explained as it is called; explain(torch.compile(model, backend='qfx'), "
+            "...) says what compiling adds"
+        )
+
+
+def _why_none(breaks: Sequence[str]) -> str:
+    if breaks:
+        return f"Dynamo gives up all of this callable. It says: {' '.join(breaks)}"
+    return (
+        "torch.compile does not capture this callable, or has reached its recompile limit for it "
+        "(torch._dynamo.reset() clears that)"
+    )
+
+
+def _unseen(model: nn.Module, seen: set[str]) -> Iterator[Row]:
+    """The modules that multiply and stand in no graph: nothing stays float without a line."""
+    plain = uncompiled_module(model)
+    everywhere = plain.named_modules(remove_duplicate=False)
+    ran = {id(module) for name, module in everywhere if seen & {name, f"{name}.weight"}}
+    for name, module in plain.named_modules():
+        if name and id(module) not in ran:
+            if isinstance(module, _OWN):
+                scheme = str(getattr(module, "scheme", BINARY))
+                yield Row(name, "", _shape(module), scheme, "", f"an int8 module, {_UNSEEN}")
+            elif isinstance(module, _MULTIPLIES):
+                yield Row(name, "", _shape(module), "float", "", _UNSEEN)
+
+
+def _shape(module: nn.Module) -> str:
+    if isinstance(module, _RECURRENT):
+        return ""  # several matmuls
+    return f"?x{module.in_features}x{module.out_features}"
+
+
+_RECURRENT = (nn.RNNBase, nn.RNNCellBase)
+_MULTIPLIES = (nn.Linear, *_RECURRENT)
+_OWN = (Linear, LSQLinear, BinaryLinear, SignLinear)  # those that multiply
+_UNSEEN = "in no captured graph: not called on these inputs, or by code Dynamo does not capture"
+
+
+def _check(config: Config, model: nn.Module, seen: set[str]) -> None:
+    check_names(config, names_in(uncompiled_module(model)) | seen)

@@ -1,0 +1,129 @@
+"""Float forms: what int8 modules compute when nothing is rounded but their weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from qfx.cost.timing import timed
+from qfx.host.dynamo import uncompiled_module
+from qfx.io.errors import UserError
+from qfx.nn import BinaryLinear, Embedding, Linear, LSQLinear, SignLinear
+from qfx.nn.dtypes import output_dtype
+from qfx.nn.functional import shifted
+from qfx.nn.linear_like import as_linear, embed_scale_of, is_transposed
+
+INT8_MODULES = (Linear, Embedding, LSQLinear, BinaryLinear, SignLinear)
+
+
+def int8_modules(model: nn.Module | None) -> dict[str, nn.Module]:
+    """The quantized linears and embeddings of the model, by every name."""
+    named = () if model is None else model.named_modules(remove_duplicate=False)
+    return {
+        name: module
+        for name, module in named
+        if isinstance(module, INT8_MODULES) and getattr(module, "is_quantized", True)
+    }
+
+
+class FloatForm(NamedTuple):
+    """A linear by `weight` [N, K], or a lookup in `weight` [V, D]. `shift` [K] is added to x first,
+    `scale` multiplies what was looked up."""
+
+    weight: Tensor
+    bias: Tensor | None
+    shift: Tensor | None
+    scale: float | Tensor | None
+    lookup: bool
+
+    def to(self, dtype: torch.dtype) -> FloatForm:
+        """The same with weight and bias of this type, in which it then computes."""
+        bias = None if self.bias is None else self.bias.to(dtype)
+        return self._replace(weight=self.weight.to(dtype), bias=bias)
+
+    def run(self, x: Tensor) -> Tensor:
+        """x [..., K] -> [..., N], or ids [...] -> [..., D]."""
+        if self.lookup:
+            rows = F.embedding(x, self.weight)
+            return rows if self.scale is None else rows * self.scale
+        return F.linear(shifted(x, self.shift).to(self.weight.dtype), self.weight, self.bias)
+
+
+def float_form(module: nn.Module) -> FloatForm:
+    """The float form of an int8 module by its dequantized weight, that of a float linear or
+    embedding by its weight; in float32."""
+    lookup = isinstance(module, nn.Embedding)
+    if isinstance(module, Embedding):
+        weight = module.floats(torch.float32)
+    elif isinstance(module, Linear):
+        weight = module.quantized.dequantize(torch.float32)
+    else:
+        holder: Any = as_linear(module) if is_transposed(module) else module
+        weight = holder.weight.detach().to(torch.float32)
+    bias: Any = None if lookup else getattr(module, "bias", None)
+    shift: Any = getattr(module, "shift", None)
+    scale = embed_scale_of(module) if lookup else None
+    return FloatForm(weight, bias, shift, scale, lookup).to(torch.float32)
+
+
+def reference_modules(modules: Mapping[str, nn.Module], reference: Any) -> dict[str, nn.Module]:
+    """The module of `reference` for each of these names; empty without a reference.
+
+    Raises UserError where one is missing, or has a weight of another shape.
+    """
+    if reference is None:
+        return {}
+    if not isinstance(reference, nn.Module):
+        kind = type(reference).__name__
+        raise UserError(f"explain: reference is a {kind}, expected the float model, an nn.Module")
+    known = dict(uncompiled_module(reference).named_modules(remove_duplicate=False))
+    for name, module in modules.items():
+        wanted = [module.out_features, module.in_features]
+        weight: Any = getattr(known.get(name), "weight", None)
+        if not isinstance(weight, Tensor):
+            raise UserError(
+                f"explain: reference has no linear or embedding {name!r}, which the model has in "
+                "int8: expected the model as it was before it was quantized"
+            )
+        shape = [*weight.shape][:: -1 if is_transposed(known[name]) else 1]
+        if shape != wanted:
+            raise UserError(
+                f"explain: {name} of reference has a weight {shape}, that of the model is {wanted}"
+            )
+    return {name: known[name] for name in modules}
+
+
+@contextmanager
+def computing_in_float(modules: Mapping[str, nn.Module]) -> Iterator[Callable[[], float]]:
+    """A context in which these int8 linears compute with their dequantized weights, in the type of
+    their input; int8 embeddings give the same rows anyway. The weights are dequantized at each
+    call, so that there is one at a time; yields what says how many seconds that took."""
+    seconds = 0.0
+
+    def forward_of(module: nn.Module) -> Callable[[Tensor], Tensor]:
+        def forward(input: Tensor) -> Tensor:  # called as nn.Linear's may be
+            nonlocal seconds
+            form, spent = timed(lambda: float_form(module).to(output_dtype(input)))
+            seconds += spent
+            return form.run(input)
+
+        return forward
+
+    with ExitStack() as stack:
+        for module in {id(m): m for m in modules.values()}.values():
+            if not isinstance(module, nn.Embedding):
+                stack.callback(_put_back, module, vars(module).get("forward"))
+                vars(module)["forward"] = forward_of(module)
+        yield lambda: seconds
+
+
+def _put_back(module: nn.Module, forward: Any) -> None:
+    if forward is None:
+        del vars(module)["forward"]
+    else:
+        vars(module)["forward"] = forward

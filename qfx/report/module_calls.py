@@ -1,0 +1,135 @@
+"""Module calls: the int8 modules of a model, measured on the inputs that they get when it runs."""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+import qfx._C as _C
+from qfx.cost.timing import medians
+from qfx.match.operator_calls import BINARY
+from qfx.ops.single_tensors import sqnr
+from qfx.report.float_forms import float_form
+from qfx.report.report_row import Range, Row, SiteMeasurement, range_of
+
+_ROUNDS = 3
+
+
+class ModuleCall(NamedTuple):
+    """A call of an int8 module with `m` rows of input, or ids. `seen`: of inputs of floats."""
+
+    name: str
+    module: Any
+    m: int
+    seen: Range | None
+    measured: SiteMeasurement
+
+
+def measured_calls(
+    model: nn.Module,
+    modules: Mapping[str, nn.Module],
+    references: Mapping[str, nn.Module],
+    run: Callable[[], Any],
+) -> list[ModuleCall]:
+    """Runs the model by `run` and measures the calls of these modules, in their order: against the
+    modules of `references`, or against their own dequantized weights where there is none, both in
+    float32 on the input that the int8 module gets. Times are of the type of the output."""
+    found: list[ModuleCall] = []
+
+    def measure(name: str, module: Any, args: Any, kwargs: Any, output: Tensor) -> None:
+        x = args[0] if args else kwargs["input"]
+        form, int8 = float_form(references.get(name, module)), partial(module.forward, x)
+        float_s, int8_s = medians(partial(form.to(output.dtype).run, x), int8, rounds=_ROUNDS)
+        exact_rows = form.lookup and not references  # looked up in the very table
+        error = None if exact_rows else sqnr(form.run(x), int8())
+        m = x.numel() if form.lookup else x.numel() // max(x.shape[-1], 1)
+        seen = None if form.lookup else range_of(x)
+        found.append(ModuleCall(name, module, m, seen, SiteMeasurement(error, float_s, int8_s)))
+
+    with ExitStack() as hooks, by_modules(model), torch.compiler.set_stance("force_eager"):
+        for name, module in _once(modules):
+            hook = module.register_forward_hook(
+                partial(measure, name), with_kwargs=True, prepend=True
+            )
+            hooks.callback(hook.remove)
+        run()
+    return found
+
+
+def _once(modules: Mapping[str, nn.Module]) -> Iterator[tuple[str, nn.Module]]:
+    """Each module under its first name."""
+    seen = set[int]()
+    for name, module in modules.items():
+        if id(module) not in seen:
+            seen.add(id(module))
+            yield name, module
+
+
+@contextmanager
+def by_modules(model: nn.Module) -> Iterator[None]:
+    """A context in which the modules of a model that `compile_for_generate` changed do all the
+    work, and no programs."""
+    held = [vars(m) for m in model.modules() if has_programs(m)]
+    before = [attributes["forward"] for attributes in held]
+    try:
+        for attributes, forward in zip(held, before, strict=True):
+            attributes["forward"] = forward.by_modules
+        yield
+    finally:
+        for attributes, forward in zip(held, before, strict=True):
+            attributes["forward"] = forward
+
+
+def has_programs(module: nn.Module) -> bool:
+    """Whether `compile_for_generate` gave the module its forward."""
+    return hasattr(vars(module).get("forward"), "by_modules")
+
+
+def with_calls(
+    rows: Sequence[Row], calls: Sequence[ModuleCall], modules: Mapping[str, nn.Module]
+) -> list[Row]:
+    """The rows of captured graphs with what the calls of their modules measured, in the order of
+    the calls. Rows of lookups stand first, those of calls that no graph has at the end."""
+    left: dict[int, deque[ModuleCall]] = defaultdict(deque)
+    for call in calls:
+        left[id(call.module)].append(call)
+    captured = []
+    for row in rows:
+        waiting = left[id(modules.get(row.module))]
+        captured.append(_filled(row, waiting.popleft()) if waiting else row)
+    others = [c for c in calls if c in left[id(c.module)]]
+    lookups = [c for c in others if isinstance(c.module, nn.Embedding)]
+    beside = [_row(c) for c in others if not isinstance(c.module, nn.Embedding)]
+    return [*map(_lookup, lookups), *captured, *beside]
+
+
+def _filled(row: Row, call: ModuleCall) -> Row:
+    reason = row.reason.replace("operator of the model itself", f"module, {_kind(call.module)}")
+    measured = call.measured._asdict() | (call.seen._asdict() if call.seen else {})
+    return replace(row, **measured, measured=True, reason=reason)
+
+
+def _row(call: ModuleCall) -> Row:
+    k, n = call.module.in_features, call.module.out_features
+    scheme = str(getattr(call.module, "scheme", BINARY))
+    kind = "a 1-bit" if scheme == BINARY else "an int8"
+    reason = f"{kind} module, {_kind(call.module)}, in code that Dynamo does not capture"
+    return _filled(Row(call.name, "", f"{call.m}x{k}x{n}", scheme, _C.isa(), reason), call)
+
+
+def _lookup(call: ModuleCall) -> Row:
+    reason = f"an int8 table, {_kind(call.module)}: rows are looked up, nothing is multiplied"
+    shape = f"{call.m} of {call.module.out_features}x{call.module.in_features}"
+    row = Row(call.name, "", shape, call.module.token, "", reason, lookup=True)
+    return _filled(row, call)
+
+
+def _kind(module: nn.Module) -> str:
+    return f"qfx.nn.{type(module).__name__}"

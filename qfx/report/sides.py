@@ -1,0 +1,111 @@
+"""Sides: the ways to call a model that a report compares as a whole, in int8 and in float."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from qfx.cost.model import Costs
+from qfx.cost.timing import timed
+from qfx.dynamo_backend.captured_graphs import watch_compiled
+from qfx.dynamo_backend.rewritten_graphs import rewritten
+from qfx.host.dynamo import uncompiled
+from qfx.ops.guard_counts import taken
+from qfx.pipeline import Context
+from qfx.plan.plan import Plan
+from qfx.report.float_forms import computing_in_float
+from qfx.report.module_calls import by_modules
+from qfx.report.side_by_side import TRIAL
+from qfx.report.whole_model import Side
+from qfx.values.config import Config
+from qfx.weights.model_restore import module_of, unchanged
+
+Make = Callable[[fx.GraphModule, Mapping[str, str]], Callable[..., Any]]
+
+
+@dataclass(frozen=True)
+class Sides:
+    """How to run `model` in int8 and in float. `modules`: its int8 modules by name; `as_called`:
+    the model runs as it is, else as torch.compile by qfx rewrites it."""
+
+    model: Callable[..., Any]
+    modules: Mapping[str, nn.Module]
+    reference: nn.Module | None
+    as_called: bool
+    config: Config
+    costs: Costs
+
+    @property
+    def in_int8(self) -> Side:
+        """The side that is explained."""
+        if self.as_called:
+            return Side(_called(self.model), "the model as it is called")
+        words = "its graphs as qfx rewrites them, operator by operator, without Inductor"
+        return Side(_within_graphs(self.model, self._rewritten), words)
+
+    @property
+    def in_float(self) -> Side:
+        """What it is compared with."""
+        if self.reference is not None:
+            return Side(self._referred, "the reference model as it is called")
+        if self.modules:
+            words = "the same model with its dequantized weights, made before the clock runs"
+            return Side(self._dequantized, words)
+        words = "its graphs as they were captured, operator by operator, without Inductor"
+        return Side(_within_graphs(self.model, lambda gm, here: gm.forward), words)
+
+    def _rewritten(self, gm: fx.GraphModule, here: Mapping[str, str]) -> Callable[..., Any]:
+        return rewritten(gm, Context(self.config, self.costs, here, None, decided=_counted_apart))
+
+    def _referred(self, *args: Any, **kwargs: Any) -> tuple[Any, float]:
+        assert self.reference is not None
+        with unchanged(self.reference, "explain"):
+            return _called(self.reference)(*args, **kwargs)
+
+    def _dequantized(self, *args: Any, **kwargs: Any) -> tuple[Any, float]:
+        module = module_of(self.model)
+        assert module is not None
+        eager = torch.compiler.set_stance("force_eager")
+        with eager, by_modules(module), computing_in_float(self.modules) as spent:
+            output, seconds = _called(uncompiled(self.model))(*args, **kwargs)
+            return output, max(seconds - spent(), 1e-9)
+
+
+def _called(model: Callable[..., Any]) -> Callable[..., tuple[Any, float]]:
+    """Runs the model and times the whole call."""
+    return lambda *args, **kwargs: timed(lambda: model(*args, **kwargs))
+
+
+def _within_graphs(model: Callable[..., Any], make: Make) -> Callable[..., tuple[Any, float]]:
+    """Runs what `make` makes of the captured graphs, once of each, and times these alone."""
+    made: dict[Any, Callable[..., Any]] = {}
+
+    def run(*args: Any, **kwargs: Any) -> tuple[Any, float]:
+        seconds = 0.0
+
+        def look(gm: fx.GraphModule, here: Mapping[str, str], arguments: Sequence[Any]) -> Any:
+            nonlocal seconds
+            key = gm, tuple(here.items())
+            if key not in made:
+                made[key] = make(gm, here)
+            output, spent = timed(lambda: made[key](*arguments))
+            seconds += spent
+            return output
+
+        output = watch_compiled(model, look, *args, **kwargs)
+        taken(TRIAL)
+        return output, max(seconds, 1e-9)
+
+    return run
+
+
+def _counted_apart(plan: Plan) -> Plan:
+    """What guards find here is no part of `qfx.guard_counts()`."""
+    guards = [e.guard and e.guard._replace(site=TRIAL) for e in plan.entries]
+    return Plan(
+        tuple(replace(e, guard=guard) for e, guard in zip(plan.entries, guards, strict=True))
+    )

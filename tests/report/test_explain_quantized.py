@@ -1,0 +1,222 @@
+"""explain of models with int8 modules: what runs, against their weights in float or a reference."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import qfx
+from qfx.io.errors import UserError
+from qfx.ops.single_tensors import sqnr
+from qfx.report.float_forms import computing_in_float, int8_modules
+
+K = 64
+ALL = {"minimum_gain": 0}
+
+
+class Net(nn.Module):
+    """Ids [B, T] -> logits [B, T, 40], by a table, a linear called twice, attention, a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(40, K)
+        self.twice, self.act, self.drop = nn.Linear(K, K), nn.GELU(), nn.Dropout(0.5)
+        self.few, self.skipped = nn.Linear(K, K, bias=False), nn.Linear(K, K)
+        self.head = nn.Linear(K, 40)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        h = self.drop(self.embed(ids))
+        h = h + self.act(self.twice(self.act(self.twice(h))))
+        a = F.scaled_dot_product_attention(*(h.unsqueeze(1),) * 3).squeeze(1)
+        return self.head(self.skipped(self.few(a)))
+
+
+IDS = torch.randint(0, 40, (2, 24), generator=torch.Generator().manual_seed(0))
+SKIP = {"skip": ["skipped"]}
+
+
+def net(**how: Any) -> Net:
+    torch.manual_seed(0)
+    model = Net().eval()
+    return qfx.quantize_(model, {**SKIP, **how}) if how else model
+
+
+def inputs_of(model: nn.Module, *names: str) -> dict[str, list[Tensor]]:
+    """What these modules get in a call of the model."""
+    seen: dict[str, list[Tensor]] = {name: [] for name in names}
+    handles = [
+        model.get_submodule(name).register_forward_pre_hook(
+            lambda _, args, name=name: seen[name].append(args[0])
+        )
+        for name in names
+    ]
+    with torch.no_grad():
+        model(IDS)
+    for handle in handles:
+        handle.remove()
+    return seen
+
+
+def by_module(report: qfx.Report) -> dict[str, list[Any]]:
+    found: dict[str, list[Any]] = {}
+    for row in report.rows:
+        found.setdefault(row.module, []).append(row)
+    return found
+
+
+@pytest.mark.parametrize("scheme", ["w8a8", "w4a8", "w5"])
+def test_each_call_of_an_int8_linear_is_a_row_with_its_error_and_times(scheme: str) -> None:
+    model = net(scheme=scheme)
+    report = qfx.explain(model, IDS)
+    rows = by_module(report)
+    int8 = {n: len(r) for n, r in rows.items() if r[0].scheme != "float"}
+    assert int8 == {"twice": 2, "few": 1, "head": 1} and report.quantized == 4
+    for name, seen in inputs_of(model, *int8).items():
+        module = model.get_submodule(name)
+        for row, x in zip(rows[name], seen, strict=True):
+            with torch.no_grad():
+                exact, y = F.linear(x, module.weight.dequantize(), module.bias), module(x)
+            assert row.sqnr_db == pytest.approx(sqnr(exact, y), abs=1e-3)
+            assert (row.sqnr_db > 100) is (scheme == "w5")  # whose inputs are not rounded
+            assert row.measured and row.float_s and row.int8_s and row.kernel and row.bits
+            assert row.scheme == str(module.scheme) and row.input_max == x.abs().max()
+            assert row.reason == "an int8 module, qfx.nn.Linear"
+
+
+def test_a_reference_adds_what_the_weights_lost() -> None:
+    reference, model = net(), net(scheme="w4a8")
+    alone, beside = (qfx.explain(model, IDS, reference=r) for r in (None, reference))
+    seen = inputs_of(model, "twice", "few", "head")
+    for name in seen:
+        exact, module = reference.get_submodule(name), model.get_submodule(name)
+        pairs = zip(by_module(alone)[name], by_module(beside)[name], seen[name], strict=True)
+        for without, row, x in pairs:
+            with torch.no_grad():
+                assert row.sqnr_db == pytest.approx(sqnr(exact(x), module(x)), abs=1e-3)
+            assert row.sqnr_db < without.sqnr_db - 6
+    assert beside.whole.sqnr_db < alone.whole.sqnr_db - 3
+    assert "reference model" in str(beside) and "reference=float_model" in str(alone)
+
+
+def test_the_whole_of_a_quantized_model_is_what_the_outputs_say() -> None:
+    reference, model = net(), net(scheme="w4a8")
+    with torch.no_grad():
+        noisy, exact = model(IDS), reference(IDS)
+        with computing_in_float(int8_modules(model)):
+            dequantized = model(IDS)
+    assert qfx.explain(model, IDS, reference=reference).whole.sqnr_db == sqnr(exact, noisy)
+    whole = qfx.explain(model, IDS).whole
+    assert whole.sqnr_db == sqnr(dequantized, noisy)
+    assert whole.float_s > 0 and whole.int8_s > 0 and whole.turns >= 1
+
+
+def test_what_is_float_says_why() -> None:
+    model = net(scheme="w8a8")
+    rows = by_module(qfx.explain(model, IDS))
+    assert rows["skipped"][0].reason == "skipped by the pattern 'skipped'"
+    assert rows[""][0].scheme == "float"
+    assert rows[""][0].reason.startswith("float as called; compiled by qfx: ")
+    copied = by_module(qfx.explain(copy.deepcopy(model), IDS))
+    assert copied["skipped"][0].reason == "a float module"
+    few = qfx.quantize_(nn.Sequential(nn.Linear(4, K), nn.Linear(K, K)))
+    (row, _) = qfx.explain(copy.deepcopy(few), torch.randn(3, 4)).rows
+    assert row.scheme == "float" and "K=4" in row.reason
+
+
+def test_options_and_torch_compile_say_what_compiling_adds() -> None:
+    model = net(scheme="w8a8")
+    compiled = torch.compile(model, backend="qfx", options=ALL)
+    for report in (
+        qfx.explain(compiled, IDS, options=ALL),
+        qfx.explain(model, IDS, options=ALL),
+    ):
+        (added,) = by_module(report)["skipped"]
+        assert added.scheme != "float" and added.sqnr_db and added.measured
+        assert {r.measured for r in by_module(report)["twice"]} == {True}
+        assert "as qfx rewrites them" in report.whole.int8_side
+    assert by_module(qfx.explain(model, IDS))["skipped"][0].sqnr_db is None
+
+
+def test_a_lookup_is_a_row_and_no_matmul() -> None:
+    reference, model = net(), net(scheme="w8a8", embeddings="int8")
+    report = qfx.explain(model, IDS)
+    row, *_ = report.rows
+    assert (row.module, row.shape, row.scheme) == ("embed", f"48 of 40x{K}", "ws8r")
+    assert row.sqnr_db is None and row.float_s and row.int8_s
+    assert report.quantized == 4 and report.total == len(report.rows) - 1
+    (found,) = by_module(qfx.explain(model, IDS, reference=reference))["embed"]
+    with torch.no_grad():
+        assert found.sqnr_db == pytest.approx(sqnr(reference.embed(IDS), model.embed(IDS)))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_sixteen_bits(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    model = qfx.quantize_(nn.Sequential(nn.Linear(K, K), nn.Tanh()).to(dtype))
+    x = torch.randn(5, K).to(dtype)
+    report = qfx.explain(model, x)
+    linear = model[0]
+    exact = F.linear(x.float(), linear.weight.dequantize(torch.float32), linear.bias.float())
+    with torch.no_grad():
+        assert report.rows[0].sqnr_db == pytest.approx(sqnr(exact, linear(x)), abs=1e-3)
+        weight = linear.weight.dequantize(torch.float32).to(dtype)
+        whole = sqnr(F.linear(x, weight, linear.bias).tanh(), model(x))
+    assert report.whole.sqnr_db == whole
+
+
+def test_the_model_its_hooks_and_generators_are_left_alone() -> None:
+    """In training mode, so that dropout draws: both sides of the whole draw the same."""
+    model, calls = net(scheme="w8a8").train(), []
+    model.twice.register_forward_hook(lambda m, args, y: calls.append(1) or y * 2)
+    held = [(vars(m).copy(), m._forward_hooks.copy()) for m in model.modules()]
+    state, generator = copy.deepcopy(model.state_dict()), torch.get_rng_state()
+    report = qfx.explain(model, IDS)
+    assert [(vars(m), m._forward_hooks) for m in model.modules()] == held
+    assert all(torch.equal(v, state[n]) for n, v in model.state_dict().items())
+    assert torch.equal(torch.get_rng_state(), generator) and calls
+    assert "training mode" in str(report) and report.whole.sqnr_db > 25
+    first, second = by_module(report)["twice"]
+    assert first.sqnr_db < 60 and second.sqnr_db < 60  # what the hook doubles is no error
+
+
+def test_references_that_do_not_fit() -> None:
+    model = net(scheme="w8a8")
+    with pytest.raises(UserError, match="has no linear or embedding 'twice'"):
+        qfx.explain(model, IDS, reference=nn.Linear(3, 3))
+    other = net()
+    other.head = nn.Linear(K, 41)
+    with pytest.raises(UserError, match=r"head of reference has a weight \[41, 64\].* \[40, 64\]"):
+        qfx.explain(model, IDS, reference=other)
+    with pytest.raises(UserError, match="reference is a function, expected the float model"):
+        qfx.explain(model, IDS, reference=lambda ids: ids)  # type: ignore[arg-type]
+
+
+def test_transposed_weights_of_a_reference() -> None:
+    conv1d = pytest.importorskip("transformers.pytorch_utils").Conv1D
+    reference = nn.Sequential(conv1d(48, K))
+    model, x = qfx.quantize_(copy.deepcopy(reference)), torch.randn(5, K)
+    (row,) = qfx.explain(model, x, reference=reference).rows
+    with torch.no_grad():
+        assert row.sqnr_db == pytest.approx(sqnr(reference(x), model(x)), abs=1e-3)
+
+
+def test_modules_that_train_are_measured_against_what_they_train() -> None:
+    torch.manual_seed(0)
+    model = qfx.prepare_qat(nn.Sequential(nn.Linear(K, K)), config=qfx.Config(scheme=qfx.Scheme()))
+    x = torch.randn(5, K)
+    (row,) = qfx.explain(model, x).rows
+    exact = F.linear(x, model[0].weight, model[0].bias)
+    assert row.sqnr_db == pytest.approx(sqnr(exact.detach(), model(x).detach()), abs=1e-3)
+
+
+def test_functions_that_call_int8_operators_need_a_reference() -> None:
+    model = net(scheme="w8a8")
+    report = qfx.explain(lambda ids: model(ids), IDS)
+    assert report.whole.why_not == "it calls int8 operators itself: give explain a reference"
+    own = [r for r in report.rows if r.reason == "an int8 operator of the model itself"]
+    assert len(own) == 4 and {r.sqnr_db for r in own} == {None}
