@@ -18,11 +18,12 @@ import torch
 
 from qfx.cost.grid import Axes, Grid, Interpolated, Point
 from qfx.cost.grid_timing import LARGEST, undisturbed
-from qfx.cost.spending import SPENDING, Spending
+from qfx.cost.spending import SPENDING, Spending, limited
 from qfx.cost.table import GRIDS, NEAR, Table, Times
 from qfx.cost.workloads import Workload
 
 TRIES = 3
+DOUBTFUL = 1.0  # a spread above which defaults are followed until the cell is measured again
 Sizes = tuple[int, int, int]  # M, K and N of a cell
 _MEASURING = RLock()  # of this process: times that threads measure concurrently are meaningless
 
@@ -111,6 +112,8 @@ class LiveTable(Times):
                     for (k, n), rows in columns.items():
                         self._check_time()
                         self._measure_column(k, n, rows)
+        if limited() and any(self._is_doubtful(point) for point in wanted):
+            raise Unmeasured
 
     def number(self, name: str) -> tuple[float, ...]:
         """Returns the extra numbers called `name` (those of `Workload.extras`, such as
@@ -156,6 +159,10 @@ class LiveTable(Times):
         self.changed = True
         with undisturbed(), self.spending.counted():
             yield
+
+    def _is_doubtful(self, point: Point) -> bool:
+        """Whether the times of a cell say nothing, as on a machine that other work keeps busy."""
+        return self.known.cells[self._sizes(point)].spread > DOUBTFUL
 
     def _is_timed(self, point: Point) -> bool:
         m, k, n = self._sizes(point)

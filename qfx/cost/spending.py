@@ -48,7 +48,7 @@ class Spending:
     @property
     def left(self) -> bool:
         """Whether another cell may be measured."""
-        return _UNLIMITED.get() or self.spent < self.limit
+        return not limited() or self.spent < self.limit
 
     @contextmanager
     def counted(self) -> Iterator[None]:
@@ -61,6 +61,11 @@ class Spending:
 
 
 SPENDING = Spending()
+
+
+def limited() -> bool:
+    """Whether plans may follow defaults: everywhere but inside `unlimited`."""
+    return not _UNLIMITED.get()
 
 
 @contextmanager

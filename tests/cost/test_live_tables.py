@@ -21,7 +21,7 @@ from qfx.cost import corrections, disk, linears, live_table, table_file
 from qfx.cost.default_tables import FOLDER, NEAREST, default_table, family_of
 from qfx.cost.device_models import costs_from
 from qfx.cost.grid import Axes
-from qfx.cost.live_table import TRIES, CellTimes, Known, LiveTable, Unmeasured
+from qfx.cost.live_table import DOUBTFUL, TRIES, CellTimes, Known, LiveTable, Unmeasured
 from qfx.cost.machine import MachineCost
 from qfx.cost.model import Costs, Work
 from qfx.cost.spending import SECONDS, Spending, unlimited
@@ -119,6 +119,20 @@ def test_a_cell_whose_times_were_apart_is_measured_again_by_later_processes() ->
         kept = read_known(timed.workload, text_of(table.known))
     assert counts == [2] * TRIES + [0]
     assert math.isclose(kept.cells[1, 8, 8].float_s, 2 * (1e-6 + 64e-10))
+
+
+def test_times_that_are_far_apart_decide_nothing_until_they_are_measured_again() -> None:
+    timed = Timed(1.0, 2.5 + DOUBTFUL)
+    table = timed.table()
+    for _ in range(2):
+        with pytest.raises(Unmeasured):
+            table.grids["int8"].linear(1, 8, 8)
+    assert len(timed.calls) == 2
+    again = Timed()
+    later = again.table(read_known(timed.workload, text_of(table.known)))
+    assert later.grids["int8"].linear(1, 8, 8) > 0 and len(again.calls) == 2
+    with unlimited():
+        assert table.grids["int8"].linear(1, 8, 8) > 0
 
 
 # --- the time for measuring ---
@@ -267,6 +281,7 @@ WORK = Work.linear(3, 60, 60, F32, qfx.Scheme())
 
 @pytest.mark.real_cost
 def test_what_an_estimate_measured_is_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live_table, "NEAR", 1e9)  # all times settle, however busy the machine is
     with unlimited():
         found = MachineCost().estimate(WORK)
     table_file.table.cache_clear()
