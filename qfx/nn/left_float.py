@@ -47,7 +47,7 @@ def _found_again(
 
 
 def _config_of(model: nn.Module) -> Config:
-    """What `skip` and `only` were when transformers quantized the model; else nothing."""
+    """Returns the config by which transformers quantized the model, or an empty one."""
     said = getattr(getattr(model, "config", None), "quantization_config", None)
     config = getattr(said, "config", None)
     return config if isinstance(config, Config) else Config()

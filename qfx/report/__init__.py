@@ -1,1 +1,1 @@
-"""What is told of a model: every matmul with its scheme, error and time."""
+"""Reports about a model: every matmul with its scheme, error and time."""

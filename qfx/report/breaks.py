@@ -13,21 +13,21 @@ BEFORE = "said before this call, perhaps of other code: "
 
 
 def said() -> Counter[str]:
-    """What Dynamo has said since the process began, or since someone cleared it."""
+    """Returns Dynamo's messages about graph breaks since the process began or cleared them."""
     return said_of_breaks()
 
 
 def said_since(before: Counter[str]) -> tuple[str, ...]:
-    """A line for each thing that it has said since; if there is none, for what it said before: code
-    that Dynamo has given up it skips without a word."""
+    """Returns one line for each message since `before`. Without new messages, the earlier ones: Dynamo
+    skips code that it has given up without another message."""
     now = said()
     new = now - before
     return tuple(sorted({f"{'' if new else BEFORE}{_line(message)}" for message in new or now}))
 
 
 def _line(message: str) -> str:
-    """What it met, why it stops there, its first advice, which names a switch if there is one, and
-    whom it met."""
+    """Returns a message of Dynamo as one line: the construct, why Dynamo stops there, its first hint,
+    and the object concerned."""
     what, *rest = _PARTS.split(message.partition("\n For more details")[0])
     parts = dict(zip(rest[-2::-2], rest[::-2], strict=True))  # the first of several hints
     why, _, _ = parts.get("Explanation", "").partition("\n\n")

@@ -31,7 +31,7 @@ class AsCalled:
     programs: bool
 
     def plan(self, decided: Plan) -> Plan:
-        """What runs, where `decided` is what the backend would do."""
+        """Returns the plan of what runs. `decided`: the plan that the backend would follow."""
         return Plan(tuple(map(self._entry, decided.entries)))
 
     def _entry(self, entry: Entry) -> Entry:
@@ -74,7 +74,7 @@ class CapturedGraphs:
 
     @property
     def rows(self) -> list[Row]:
-        """Of all graphs, in order."""
+        """Returns the rows of all graphs, in order."""
         return [row for graph in self.graphs for row in graph.rows()]
 
     @property

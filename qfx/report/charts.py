@@ -53,7 +53,7 @@ class Chart(NamedTuple):
 
 
 def charts(rows: Sequence[Row], shares: Sequence[Value]) -> list[Chart]:
-    """Those that have something to show. `shares`: of the error, for each row."""
+    """Returns the charts that have data. `shares`: the share of the error of each row."""
     found = [_errors(rows, shares), _inputs(rows), _times(rows)]
     return [chart for chart in found if chart.svg]
 

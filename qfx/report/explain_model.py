@@ -27,7 +27,7 @@ from qfx.report.module_calls import ModuleCall, has_programs, measured_calls, wi
 from qfx.report.report import Report
 from qfx.report.report_row import Row
 from qfx.report.sides import Sides
-from qfx.report.whole_model import Inputs, WholeModel, whole_model
+from qfx.report.whole_model import CallInputs, WholeModel, whole_model
 from qfx.values.config import Config, Configurable, parse_options
 from qfx.values.select import check_names, names_in
 from qfx.weights.cache import CACHE
@@ -71,7 +71,7 @@ def explain(
     graphs = CapturedGraphs(config, current_costs(), as_called)
     given = _inputs(inputs, keyword_inputs)
     with unchanged(model, "explain") as kept:
-        if isinstance(given, Inputs):
+        if isinstance(given, CallInputs):
             given.restored()
         watch_compiled(model, graphs.look, *inputs, **keyword_inputs)
     if isinstance(model, nn.Module):
@@ -111,10 +111,10 @@ def _as_called(model: Callable[..., Any], modules: Mapping[str, nn.Module]) -> A
     return AsCalled(why_left_float(module), any(map(has_programs, module.modules())))
 
 
-def _inputs(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Inputs | str:
+def _inputs(args: Sequence[Any], kwargs: Mapping[str, Any]) -> CallInputs | str:
     """The inputs for further runs, or why there are none."""
     try:
-        return Inputs(args, kwargs)
+        return CallInputs(args, kwargs)
     except Exception as why:
         return f"the inputs cannot be copied for another run: {_first_line(why)}"
 
@@ -123,10 +123,10 @@ def _calls(
     model: Callable[..., Any],
     modules: Mapping[str, nn.Module],
     references: Mapping[str, nn.Module],
-    given: Inputs | str,
+    given: CallInputs | str,
 ) -> list[ModuleCall]:
     module = module_of(model)
-    if module is None or not modules or not isinstance(given, Inputs):
+    if module is None or not modules or not isinstance(given, CallInputs):
         return []
     with unchanged(model, "explain"), torch.no_grad():
         args, kwargs = given.restored()
@@ -135,10 +135,10 @@ def _calls(
 
 
 def _whole(
-    sides: Sides, rows: Sequence[Row], given: Inputs | str, graphs: CapturedGraphs
+    sides: Sides, rows: Sequence[Row], given: CallInputs | str, graphs: CapturedGraphs
 ) -> WholeModel:
-    """What a whole call gives and takes, or why that is not known."""
-    if not isinstance(given, Inputs):
+    """Returns the SQNR and the times of a whole call, or why they are unknown."""
+    if not isinstance(given, CallInputs):
         return WholeModel(why_not=given)
     if not graphs.graphs and not sides.modules:
         return WholeModel(why_not="no graph was captured")
@@ -161,7 +161,7 @@ def _first_line(why: Exception) -> str:
 def _notes(
     modules: Mapping[str, nn.Module], reference: nn.Module | None, as_called: AsCalled | None
 ) -> Iterator[str]:
-    """What a reader must know of the rows of a quantized model."""
+    """Yields notes about the rows of a quantized model."""
     if not modules:
         return
     if reference is None:

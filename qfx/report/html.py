@@ -82,7 +82,7 @@ _COLUMNS = (
 
 
 class Cell(NamedTuple):
-    """What is shown, the number that it is sorted by, and a line below."""
+    """A cell of a table: its text, the number that it is sorted by, and a line below."""
 
     text: str
     number: float | None = None
@@ -134,7 +134,7 @@ class Fact(NamedTuple):
 
 
 def _facts(report: Report) -> list[Fact]:
-    """What a reader wants first."""
+    """Returns the figures at the top of the page."""
     facts = [Fact(f"{report.quantized} of {report.total}", "matmuls in int8")]
     whole = report.whole
     if whole is not None and whole.gain is not None:

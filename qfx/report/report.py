@@ -19,13 +19,15 @@ from qfx.report.whole_model import WholeModel
 
 @dataclass(frozen=True)
 class Report:
-    """What `explain` found; prints as a table. `graphs`: how many graphs the model was cut into.
-    `training`: which of its modules were in training mode, as words; '' where none was. `breaks`:
-    what Dynamo said of the code that it did not capture. `macs`:
-    multiply-accumulates of what the plan makes int8, of all that the graphs do, and how many
-    matmuls are not counted. `weights`: bytes of the model's weights, and `beside`: those that
-    multiply in none of the rows, as convolutions and experts; None of a function. `whole`: output
-    and time of a whole call. `notes`: of a quantized model, what its rows are measured against."""
+    """The findings of `explain`; prints as a table.
+
+    `rows`: one row for each matmul. `graphs`: the number of graphs that the model was cut into.
+    `training`: the modules in training mode, as words; '' if there are none. `breaks`: Dynamo's
+    messages about code that it did not capture. `macs`: the multiply-accumulates in int8, those of
+    all matmuls, and the number of matmuls that are not counted. `weights`: the bytes of the model's
+    weights. `beside`: the bytes of weights that multiply in none of the rows, such as convolutions
+    and experts. Both are None for a function. `whole`: output and time of a whole call. `notes`: for
+    a quantized model, the values that its rows are measured against."""
 
     rows: tuple[Row, ...]
     graphs: int
@@ -49,19 +51,18 @@ class Report:
 
     @property
     def shares(self) -> tuple[float | None, ...]:
-        """For each row its share of the total error, summed over the sites that ran in int8: of the
-        divergence that a recipe predicts, else of noise power relative to signal. None where it is
-        unknown."""
+        """The share of each row in the total error of the sites that ran in int8, or None if unknown. The
+        error is the divergence that a recipe predicts, or else noise power relative to signal."""
         return shares(self.rows)
 
     @property
     def last_rows(self) -> tuple[Row, ...]:
-        """What stands behind the matmuls: the whole model, where it was measured."""
+        """The row of the whole model, if it was measured; it follows those of the matmuls."""
         return (self.whole.row,) if self.whole and self.whole.measured else ()
 
     @property
     def mode(self) -> str:
-        """What a reader must know of the mode that the model was in."""
+        """A note if the model was in training mode, else ''."""
         return f"{self.training} in training mode: {_TRAINING}" if self.training else ""
 
     def save_html(self, path: str | Path) -> None:

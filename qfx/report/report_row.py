@@ -90,10 +90,10 @@ def range_of(x: Tensor) -> Range:
 
 
 def shares(rows: Sequence[Row]) -> tuple[float | None, ...]:
-    """For each row its part of the rows' error, 0 to 1; None if unknown.
+    """Returns the share of each row in the error of all rows, 0 to 1, or None if unknown.
 
-    That is of their divergence where a recipe predicts it, or else of their noise power relative to
-    signal. Only the former says which site costs most at the model's output.
+    The error is the divergence if a recipe predicts it, and otherwise noise power relative to signal.
+    Only the divergence tells which site costs most at the model's output.
     """
     predicted = any(row.divergence is not None for row in rows)
     parts = [row.divergence if predicted else _noise(row) for row in rows]
@@ -107,7 +107,7 @@ def _noise(row: Row) -> float | None:
 
 
 def float_rows(row: Row) -> str:
-    """How many rows of the call the guard ran in float, of how many; nothing without a guard."""
+    """Returns "float rows/all rows" of the call under a guard, or '' without a guard."""
     return "" if row.guarded is None else f"{row.guarded.float_rows}/{row.guarded.rows}"
 
 

@@ -29,8 +29,8 @@ Make = Callable[[fx.GraphModule, Mapping[str, str]], Callable[..., Any]]
 
 @dataclass(frozen=True)
 class Sides:
-    """How to run `model` in int8 and in float. `modules`: its int8 modules by name; `as_called`:
-    the model runs as it is, else as torch.compile by qfx rewrites it."""
+    """Two ways to run `model`: in int8 and in float. `modules`: its int8 modules by name. `as_called`:
+    whether the model runs as it is, or as torch.compile with qfx rewrites it."""
 
     model: Callable[..., Any]
     modules: Mapping[str, nn.Module]
@@ -49,7 +49,7 @@ class Sides:
 
     @property
     def in_float(self) -> Side:
-        """What it is compared with."""
+        """Returns the float side of the comparison."""
         if self.reference is not None:
             return Side(self._referred, "the reference model as it is called")
         if self.modules:
@@ -104,7 +104,7 @@ def _within_graphs(model: Callable[..., Any], make: Make) -> Callable[..., tuple
 
 
 def _counted_apart(plan: Plan) -> Plan:
-    """What guards find here is no part of `qfx.guard_counts()`."""
+    """Returns the plan with guards that `qfx.guard_counts()` does not count."""
     guards = [e.guard and e.guard._replace(site=TRIAL) for e in plan.entries]
     return Plan(
         tuple(replace(e, guard=guard) for e, guard in zip(plan.entries, guards, strict=True))

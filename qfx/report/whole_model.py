@@ -63,7 +63,7 @@ class WholeModel:
         )
 
 
-class Inputs:
+class CallInputs:
     """The arguments of a call, for several runs of it: tensors that a run writes to are put back,
     and objects that are neither tensors nor values, as caches, are copied for each run."""
 
@@ -86,7 +86,7 @@ class Side(NamedTuple):
     says: str
 
 
-def whole_model(model: Any, inputs: Inputs, float_: Side, int8: Side) -> WholeModel:
+def whole_model(model: Any, inputs: CallInputs, float_: Side, int8: Side) -> WholeModel:
     """Runs both sides in turns: once for the output, then for the time. The model is left as it was
     by each run, so that all of them begin alike."""
     said = {"float_side": float_.says, "int8_side": int8.says}
@@ -100,7 +100,9 @@ def whole_model(model: Any, inputs: Inputs, float_: Side, int8: Side) -> WholeMo
     return WholeModel(error, float_s, int8_s, len(times), **said)
 
 
-def _ran(model: Any, inputs: Inputs, side: Side, keep: bool = True) -> tuple[list[Tensor], float]:
+def _ran(
+    model: Any, inputs: CallInputs, side: Side, keep: bool = True
+) -> tuple[list[Tensor], float]:
     with torch.no_grad(), unchanged(model, "explain"):
         args, kwargs = inputs.restored()
         output, seconds = side.run(*args, **kwargs)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import qfx
 from qfx.ops.single_tensors import sqnr
-from qfx.report.whole_model import Inputs, Side, WholeModel, floating, output_sqnr, whole_model
+from qfx.report.whole_model import CallInputs, Side, WholeModel, floating, output_sqnr, whole_model
 from tests.lib.decoders import decoder, ids
 from tests.lib.models import FEATURES, Applied, Block, compiled
 
@@ -219,7 +219,7 @@ def test_both_sides_run_in_turns_and_begin_alike() -> None:
 
         return Side(run, name)
 
-    found = whole_model(model, Inputs((X[:, 0],), {}), side("float", 1), side("int8", 1.1))
+    found = whole_model(model, CallInputs((X[:, 0],), {}), side("float", 1), side("int8", 1.1))
     assert calls == [("float", 0), ("int8", 0)] * 6
     assert (found.float_s, found.int8_s, found.turns) == (7, 8, 5)
     assert found.sqnr_db == pytest.approx(20)
