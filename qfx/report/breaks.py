@@ -18,16 +18,16 @@ def said() -> Counter[str]:
 
 
 def said_since(before: Counter[str]) -> tuple[str, ...]:
-    """Returns one line for each message since `before`. Without new messages, the earlier ones: Dynamo
-    skips code that it has given up without another message."""
+    """Returns one line for each message since `before`. Without new messages, the earlier ones:
+    Dynamo skips code that it has given up without another message."""
     now = said()
     new = now - before
     return tuple(sorted({f"{'' if new else BEFORE}{_line(message)}" for message in new or now}))
 
 
 def _line(message: str) -> str:
-    """Returns a message of Dynamo as one line: the construct, why Dynamo stops there, its first hint,
-    and the object concerned."""
+    """Returns a message of Dynamo as one line: the construct, why Dynamo stops there, its first
+    hint, and the object concerned."""
     what, *rest = _PARTS.split(message.partition("\n For more details")[0])
     parts = dict(zip(rest[-2::-2], rest[::-2], strict=True))  # the first of several hints
     why, _, _ = parts.get("Explanation", "").partition("\n\n")

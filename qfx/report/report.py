@@ -26,8 +26,8 @@ class Report:
     messages about code that it did not capture. `macs`: the multiply-accumulates in int8, those of
     all matmuls, and the number of matmuls that are not counted. `weights`: the bytes of the model's
     weights. `beside`: the bytes of weights that multiply in none of the rows, such as convolutions
-    and experts. Both are None for a function. `whole`: output and time of a whole call. `notes`: for
-    a quantized model, the values that its rows are measured against."""
+    and experts. Both are None for a function. `whole`: output and time of a whole call. `notes`:
+    for a quantized model, the values that its rows are measured against."""
 
     rows: tuple[Row, ...]
     graphs: int
@@ -51,8 +51,9 @@ class Report:
 
     @property
     def shares(self) -> tuple[float | None, ...]:
-        """The share of each row in the total error of the sites that ran in int8, or None if unknown. The
-        error is the divergence that a recipe predicts, or else noise power relative to signal."""
+        """The share of each row in the total error of the sites that ran in int8, None if unknown.
+        The error is the divergence that a recipe predicts, or else noise power relative to signal.
+        """
         return shares(self.rows)
 
     @property

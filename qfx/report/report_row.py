@@ -92,8 +92,8 @@ def range_of(x: Tensor) -> Range:
 def shares(rows: Sequence[Row]) -> tuple[float | None, ...]:
     """Returns the share of each row in the error of all rows, 0 to 1, or None if unknown.
 
-    The error is the divergence if a recipe predicts it, and otherwise noise power relative to signal.
-    Only the divergence tells which site costs most at the model's output.
+    The error is the divergence if a recipe predicts it, and otherwise noise power relative to
+    signal. Only the divergence tells which site costs most at the model's output.
     """
     predicted = any(row.divergence is not None for row in rows)
     parts = [row.divergence if predicted else _noise(row) for row in rows]

@@ -29,8 +29,8 @@ Make = Callable[[fx.GraphModule, Mapping[str, str]], Callable[..., Any]]
 
 @dataclass(frozen=True)
 class Sides:
-    """Two ways to run `model`: in int8 and in float. `modules`: its int8 modules by name. `as_called`:
-    whether the model runs as it is, or as torch.compile with qfx rewrites it."""
+    """Two ways to run `model`: in int8 and in float. `modules`: its int8 modules by name.
+    `as_called`: whether the model runs as it is, or as torch.compile with qfx rewrites it."""
 
     model: Callable[..., Any]
     modules: Mapping[str, nn.Module]
