@@ -17,7 +17,8 @@ from qfx.cost.timing import medians
 from qfx.match.operator_calls import BINARY
 from qfx.ops.single_tensors import sqnr
 from qfx.report.float_forms import float_form
-from qfx.report.report_row import Range, Row, SiteMeasurement, range_of
+from qfx.report.report_row import Range, Row, SiteMeasurement, range_of, transform_of
+from qfx.values.scheme import Scheme
 
 _ROUNDS = 3
 
@@ -113,7 +114,14 @@ def with_calls(
 def _filled(row: Row, call: ModuleCall) -> Row:
     reason = row.reason.replace("operator of the model itself", f"module, {_kind(call.module)}")
     measured = call.measured._asdict() | (call.seen._asdict() if call.seen else {})
-    return replace(row, **measured, measured=True, reason=reason)
+    return replace(row, **measured, measured=True, reason=reason, transform=_transform(call.module))
+
+
+def _transform(module: Any) -> str:
+    scheme, factor = getattr(module, "scheme", None), getattr(module, "factor", None)
+    if not isinstance(scheme, Scheme):
+        return ""
+    return transform_of(scheme, module.in_features, isinstance(factor, Tensor))
 
 
 def _row(call: ModuleCall) -> Row:

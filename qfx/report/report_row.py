@@ -18,7 +18,7 @@ from qfx.ops.forms import form_of
 from qfx.ops.guard_counts import GuardCount
 from qfx.ops.storage import stored_bytes
 from qfx.plan.plan import Entry
-from qfx.values.scheme import PER_COLUMN
+from qfx.values.scheme import PER_COLUMN, Scheme
 
 
 @dataclass(frozen=True)
@@ -159,6 +159,10 @@ def _transform(entry: Entry) -> str:
     if entry.scheme is None or not entry.match.weights:
         return ""
     given = entry.recipe is not None and entry.recipe.factor is not None
-    factor = given or entry.scheme.w.axes == PER_COLUMN
-    block = entry.scheme.block(hint(entry.match.k))
+    return transform_of(entry.scheme, hint(entry.match.k), given)
+
+
+def transform_of(scheme: Scheme, k: int | None, smoothed: bool) -> str:
+    """Returns the words for what is done to K before it is quantized: "factor", "R64" or both."""
+    factor, block = smoothed or scheme.w.axes == PER_COLUMN, scheme.block(k)
     return "+".join(["factor"] * factor + [f"R{block}"] * bool(block))

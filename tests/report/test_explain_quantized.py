@@ -86,6 +86,9 @@ def test_each_call_of_an_int8_linear_is_a_row_with_its_error_and_times(scheme: s
             assert row.measured and row.float_s and row.int8_s and row.kernel and row.bits
             assert row.scheme == str(module.scheme) and row.input_max == x.abs().max()
             assert row.reason == "an int8 module, qfx.nn.Linear"
+            block = module.scheme.block(module.in_features)
+            assert row.transform.endswith(f"R{block}" if block else "")
+            assert ("factor" in row.transform) is (module.factor is not None)
 
 
 def test_a_reference_adds_what_the_weights_lost() -> None:
