@@ -53,7 +53,7 @@ class Sides:
         if self.reference is not None:
             return Side(self._referred, "the reference model as it is called")
         if self.modules:
-            words = "the same model with its dequantized weights, made before the clock runs"
+            words = "the same model with its weights dequantized, which is not timed"
             return Side(self._dequantized, words)
         words = "its graphs as they were captured, operator by operator, without Inductor"
         return Side(_within_graphs(self.model, lambda gm, here: gm.forward), words)
