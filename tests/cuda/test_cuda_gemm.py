@@ -20,11 +20,14 @@ from tests.conftest import same_bits
 from tests.cuda import emulator as cuda_emulator
 from tests.cuda.emulator import packed_codes, run
 from tests.lib.bounds import STEEPEST, U32, UNIT
-from tests.lib.rows import ROWS, Row
+from tests.lib.pairs import covering, field_pairs
+from tests.lib.rows import ALL_ROWS, Row
 from tests.ops.test_op_parts import as_tuple
 
 # The one with most rows and a long K is there for how the CPU cuts its work.
-WEIGHT_ONLY = [r for r in ROWS if r.op == "linear_float" and r.w_bits == 8 and r.k < 60000]
+WEIGHT_ONLY = covering(
+    [r for r in ALL_ROWS if r.op == "linear_float" and r.w_bits == 8 and r.k < 60000], field_pairs
+)
 
 
 @pytest.fixture(autouse=True)

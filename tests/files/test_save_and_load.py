@@ -25,7 +25,7 @@ from qfx.io.folder_lock import LOCK
 from tests.conftest import same_bits
 from tests.lib.rounded import Net, batches, calibrated
 from tests.lib.strategies import POSITIVE, SEEDS, recipes
-from tests.nn.test_nn_linear import BY_ROWS, SCHEMES, K, N, outputs
+from tests.nn.test_nn_linear import BY_VARIED, SCHEMES, K, N, outputs
 
 IDS = torch.arange(10)
 FEATURES = 64
@@ -113,7 +113,7 @@ def test_what_the_folder_holds(tmp_path: Path) -> None:
     assert len(sizes) > 3 and all(size <= 10_000 or count == 1 for size, count in sizes)
 
 
-@BY_ROWS
+@BY_VARIED
 def test_every_scheme_comes_back(row: str, tmp_path: Path) -> None:
     model = nn.Sequential(qfx.nn.Linear.from_float(nn.Linear(K, N), SCHEMES[row]))
     qfx.save(model, tmp_path)

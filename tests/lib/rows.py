@@ -1,4 +1,5 @@
-"""THE table of operator cases: correctness, opcheck and bit-exactness run over these rows."""
+"""THE table of operator cases: correctness, opcheck and bit-exactness run over these rows, and over
+all of them in the long profile; else over those that have every two of their properties."""
 
 from __future__ import annotations
 
@@ -19,6 +20,7 @@ from qfx.ops.kv_blocks import TOKENS
 from qfx.ops.kv_cache import kv_empty
 from qfx.ops.layout import Layout
 from qfx.values.scheme import PER_ROW, PER_TENSOR
+from tests.lib.pairs import covering, field_pairs
 
 SHORT = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16", torch.int8: "i8"}
 SHORT[torch.float64] = "f64"
@@ -691,7 +693,8 @@ ROWS += [
     for dtype in _TYPES
     for axes in (PER_ROW, PER_TENSOR)
 ]
-ROWS = list(dict.fromkeys(ROWS))
+ALL_ROWS = list(dict.fromkeys(ROWS))
+ROWS = covering(ALL_ROWS, field_pairs)
 # operators that return nothing, and how many first operands they write to
 WRITTEN = {"kv_write": 4, "kv_copy_blocks": 4}
 

@@ -17,6 +17,7 @@ import qfx
 from qfx.nn import functional as QF
 from qfx.ops.code import Code
 from qfx.ops.layout import Layout
+from tests.lib.pairs import every, pairs
 
 K, N = 64, 24
 X = torch.randn(5, 3, K, generator=torch.Generator().manual_seed(0))
@@ -81,10 +82,10 @@ def trained(f: Any, module: nn.Module, x: Tensor, to: torch.dtype, backward_insi
     return y, x.grad, {n: p.grad for n, p in module.named_parameters() if p.requires_grad}
 
 
-@pytest.mark.parametrize("backward_inside", [False, True])
-@pytest.mark.parametrize("to", HALVES)
-@pytest.mark.parametrize("given", [torch.float32, *HALVES])
-@pytest.mark.parametrize("name", MODULES)
+@pytest.mark.parametrize(
+    "name, given, to, backward_inside",
+    pairs(MODULES, [torch.float32, *HALVES], HALVES, [False, True]),
+)
 def test_types_under_autocast_are_those_of_a_float_linear(
     name: str, given: torch.dtype, to: torch.dtype, backward_inside: bool
 ) -> None:
@@ -97,8 +98,7 @@ def test_types_under_autocast_are_those_of_a_float_linear(
         assert gradient.isfinite().all()
 
 
-@pytest.mark.parametrize("to", HALVES)
-@pytest.mark.parametrize("name", MODULES)
+@pytest.mark.parametrize("name, to", every(MODULES, HALVES))
 def test_autocast_rounds_the_float32_output(name: str, to: torch.dtype) -> None:
     """Nothing else changes: x is quantized as it is given."""
     module = MODULES[name](linear())
@@ -162,9 +162,7 @@ WAYS: dict[str, Callable[[nn.Module, str], nn.Module]] = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("dtype", HALVES)
-@pytest.mark.parametrize("name", WITH_STEPS)
+@pytest.mark.parametrize("name, dtype, way", pairs(WITH_STEPS, HALVES, WAYS))
 def test_cast_modules_train(name: str, dtype: torch.dtype, way: str) -> None:
     """Outputs, weights and biases are of the new type, gradients those of their parameters."""
     module = WAYS[way](MODULES[name](linear()).to(dtype), name)

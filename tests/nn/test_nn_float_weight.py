@@ -17,7 +17,7 @@ import qfx
 from qfx.ops.rotation import transformed_weight
 from tests.lib.models import compiled
 from tests.lib.strategies import SEEDS
-from tests.nn.test_nn_linear import BY_ROWS, K, N, X, made, outputs, w_values
+from tests.nn.test_nn_linear import BY_VARIED, K, N, X, made, outputs, w_values
 
 
 def transformed(module: qfx.nn.Linear, w: Tensor) -> Tensor:
@@ -45,7 +45,7 @@ def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
-@BY_ROWS
+@BY_VARIED
 def test_the_weight_is_what_multiplies_x(row: str) -> None:
     """factor * (R^T w'^), so that it transforms to w'^ but for two roundings (B4)."""
     module = made(row)
@@ -55,7 +55,7 @@ def test_the_weight_is_what_multiplies_x(row: str) -> None:
     assert ((transformed(module, w) - values).abs() <= bound).all()
 
 
-@BY_ROWS
+@BY_VARIED
 def test_what_is_written_is_quantized_and_taken_back(row: str) -> None:
     module = made(row)
     first, y = bits(module), outputs(module)

@@ -21,7 +21,7 @@ from qfx.nn.quantized_weight import QuantizedWeight
 from qfx.nn.weight_view import WeightView
 from tests.lib.decoders import decoder
 from tests.lib.models import compiled
-from tests.nn.test_nn_linear import BY_ROWS, made
+from tests.nn.test_nn_linear import BY_VARIED, made
 
 D = 128
 X = torch.randn(16, D, generator=torch.Generator().manual_seed(9))
@@ -401,7 +401,7 @@ def test_it_has_no_floats_to_point_to() -> None:
     assert not m[0].weight.requires_grad
 
 
-@BY_ROWS
+@BY_VARIED
 def test_every_scheme_runs_int8_by_the_functions_of_torch(row: str) -> None:
     """The bits of the module, by F.linear, in a graph of autograd and without."""
     module = made(row)
