@@ -24,6 +24,7 @@ from qfx.ops.forms import form_of
 from qfx.plan.plan import Plan
 from qfx.plan.policy import decide
 from tests.cuda.graphs import as_if_built, on_cuda
+from tests.lib.pairs import pairs
 
 NAME = "Synthetic GPU of tests/cost/test_gpu_plan.py"
 MKN = ((1, 16, 256, 8192), (128, 1024, 8192), (128, 512, 2048, 16384))
@@ -153,7 +154,7 @@ def test_minimum_gain_zero_quantizes_what_is_not_measured(cuda_build: None) -> N
 # --- what it costs ---
 
 
-@pytest.mark.parametrize(("m", "k", "n"), [*product(*MKN)])
+@pytest.mark.parametrize(("m", "k", "n"), pairs(*MKN))
 def test_the_points_of_the_table_are_as_measured(m: int, k: int, n: int) -> None:
     found = _estimate(m, k, n)
     assert found.float_s == pytest.approx(_seconds("float", m, k, n), rel=1e-9)

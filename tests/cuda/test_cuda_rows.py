@@ -10,7 +10,7 @@ import pytest
 
 from qfx.ops.forms import CUDA_GROUP_MULTIPLE
 from tests.cuda import emulator as cuda_emulator
-from tests.lib.pairs import covering, field_pairs
+from tests.lib.pairs import covering, property_pairs
 from tests.lib.rows import ALL_ROWS, Row
 from tests.ops.test_op_parts import WITHOUT_CUDA, as_tuple, assert_equals
 
@@ -40,7 +40,7 @@ def served(row: Row) -> bool:
     return row.layout.group % CUDA_GROUP_MULTIPLE == 0
 
 
-CUDA_ROWS = covering(list(dict.fromkeys(small(r) for r in ALL_ROWS if served(r))), field_pairs)
+CUDA_ROWS = covering(list(dict.fromkeys(small(r) for r in ALL_ROWS if served(r))), property_pairs)
 
 
 def test_the_emulator_sees_what_is_wrong() -> None:

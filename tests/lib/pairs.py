@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 import os
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from itertools import combinations, product
 from typing import Any, TypeVar
 
@@ -40,22 +40,27 @@ def places(case: Iterable[Hashable]) -> list[Hashable]:
     return list(combinations(enumerate(case), 2))
 
 
-def field_pairs(case: Any) -> list[Hashable]:
-    """Every two values of a dataclass's fields."""
-    return places(values(case))
+def properties(case: Any) -> list[Hashable]:
+    """The fields of a dataclass, and of those inside it, with their values."""
+    found: list[Hashable] = []
+    for field in fields(case):
+        value = getattr(case, field.name)
+        inside = properties(value) if is_dataclass(value) else [value]
+        found += [(field.name, each) for each in inside]
+    return found
 
 
-def values(case: Any) -> tuple[Hashable, ...]:
-    """Those of a dataclass's fields."""
-    return tuple(getattr(case, field.name) for field in fields(case))
+def property_pairs(case: Any) -> list[Hashable]:
+    """Every two of its properties."""
+    return list(combinations(properties(case), 2))
 
 
-def covering(cases: Sequence[Case], properties: Callable[[Case], Iterable[Hashable]]) -> list[Case]:
-    """Those in which each property of any of them occurs, in their order: at each step one more of
-    those with the most that are new. In the long profile all of them."""
+def covering(cases: Sequence[Case], found_in: Callable[[Case], Iterable[Hashable]]) -> list[Case]:
+    """Those in which all is found that is found in any of them, in their order: at each step one
+    more, of those with the most that is new. In the long profile all of them."""
     if LONG:
         return list(cases)
-    each = [set(properties(case)) for case in cases]
+    each = [set(found_in(case)) for case in cases]
     queue = [(-len(found), i) for i, found in enumerate(each)]
     heapq.heapify(queue)
     seen: set[Hashable] = set()

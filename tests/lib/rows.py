@@ -20,7 +20,7 @@ from qfx.ops.kv_blocks import TOKENS
 from qfx.ops.kv_cache import kv_empty
 from qfx.ops.layout import Layout
 from qfx.values.scheme import PER_ROW, PER_TENSOR
-from tests.lib.pairs import covering, field_pairs
+from tests.lib.pairs import covering, property_pairs
 
 SHORT = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16", torch.int8: "i8"}
 SHORT[torch.float64] = "f64"
@@ -694,7 +694,7 @@ ROWS += [
     for axes in (PER_ROW, PER_TENSOR)
 ]
 ALL_ROWS = list(dict.fromkeys(ROWS))
-ROWS = covering(ALL_ROWS, field_pairs)
+ROWS = covering(ALL_ROWS, property_pairs)
 # operators that return nothing, and how many first operands they write to
 WRITTEN = {"kv_write": 4, "kv_copy_blocks": 4}
 

@@ -201,8 +201,7 @@ def test_modules_move_as_others_do(name: str) -> None:
     assert torch.equal(module(X), MODULES[name](linear())(X))
 
 
-@pytest.mark.parametrize("default", [torch.float64, *HALVES])
-@pytest.mark.parametrize("name", WITH_STEPS)
+@pytest.mark.parametrize("name, default", every(WITH_STEPS, [torch.float64, *HALVES]))
 def test_steps_do_not_follow_the_default_type(name: str, default: torch.dtype) -> None:
     """transformers sets it while it loads a model."""
     float_linear = linear()

@@ -26,7 +26,7 @@ from qfx.ops import REFERENCES, registry
 from qfx.ops.code import code_of
 from qfx.ops.rotation import transformed_weight
 from qfx.ops.single_tensors import sqnr
-from tests.lib.pairs import covering, every, values
+from tests.lib.pairs import covering, every, properties
 from tests.lib.strategies import POSITIVE, SEEDS, SIZES
 
 ops = torch.ops.qfx
@@ -93,11 +93,9 @@ def scheme_of(row: str) -> qfx.Scheme:
 
 def _properties(row: str) -> list[Hashable]:
     """Each field of its scheme, and what a recipe adds."""
-    how, scheme = SCHEMES[row], scheme_of(row)
-    of_x = (None,) if scheme.x is None else values(scheme.x)
+    how = SCHEMES[row]
     added = isinstance(how, qfx.SiteRecipe) and (how.factor is not None, how.zero_point)
-    found = {"x": of_x, "w": values(scheme.w), "more": (scheme.rotation, scheme.backward, added)}
-    return [(part, *place) for part, each in found.items() for place in enumerate(each)]
+    return [*properties(scheme_of(row)), added]
 
 
 # Schemes that have, between them, every property of any.

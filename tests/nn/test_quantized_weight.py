@@ -21,6 +21,7 @@ from qfx.nn.quantized_weight import QuantizedWeight
 from qfx.nn.weight_view import WeightView
 from tests.lib.decoders import decoder
 from tests.lib.models import compiled
+from tests.lib.pairs import every
 from tests.nn.test_nn_linear import BY_VARIED, made
 
 D = 128
@@ -435,8 +436,7 @@ INPUTS: dict[str, Callable[[], Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("how", INPUTS)
-@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("how, bias", every(INPUTS, [True, False]))
 def test_inputs_that_are_not_contiguous_run_int8_too(how: str, bias: bool) -> None:
     """PyTorch multiplies them batch by batch."""
     torch.manual_seed(0)

@@ -8,17 +8,18 @@ from itertools import pairwise
 from typing import NamedTuple
 
 import pytest
+import qfx._C as _C
 import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from qfx import _C
 from qfx.ops.heads import added, matched
 from tests.conftest import on_isa, on_threads, same_bits
 from tests.lib import bounds
 from tests.lib.bounds import Known
+from tests.lib.pairs import pairs
 from tests.lib.strategies import DTYPES, ISAS, SEEDS
 
 OPS = torch.ops.qfx
@@ -207,8 +208,9 @@ def test_within_the_bound_of_exact_attention(isa: str, case: Case) -> None:
     assert ((y - exact).abs() <= limit)[plain].all()
 
 
-@pytest.mark.parametrize("place", ["q", "k", "v"])
-@pytest.mark.parametrize("fault", [math.nan, math.inf])
+@pytest.mark.parametrize(
+    "place, fault, isa", pairs(["q", "k", "v"], [math.nan, math.inf], _C.isas()), indirect=["isa"]
+)
 def test_faults_show_in_the_rows_that_see_them(isa: str, place: str, fault: float) -> None:
     torch.manual_seed(0)
     case = Case(*(torch.randn(2, 1, 40, 24) for _ in range(3)), None, True)

@@ -16,7 +16,7 @@ from torch import Tensor
 from qfx.ops.code import Code
 from qfx.ops.layout import Layout
 from tests.conftest import THREADS, on_isa, on_threads, same_bits
-from tests.lib.pairs import covering, places, values
+from tests.lib.pairs import covering, properties, property_pairs
 from tests.lib.rows import ACTIVATIONS, THREADED, Row, results
 from tests.lib.strategies import (
     CODES,
@@ -156,7 +156,7 @@ def test_fused_forms_give_the_same_bits(
 
 def _on(case: tuple[Row, str]) -> list[Hashable]:
     """Every two properties of a row and its instruction set."""
-    return places((*values(case[0]), case[1]))
+    return [*property_pairs(case[0]), *((each, case[1]) for each in properties(case[0]))]
 
 
 @pytest.mark.parametrize(

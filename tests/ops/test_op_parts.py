@@ -21,7 +21,7 @@ from qfx.ops.registry import NO_GRADIENT
 from tests.conftest import on_isa, same_bits
 from tests.cuda import emulator as cuda_emulator
 from tests.lib import bounds
-from tests.lib.pairs import LONG, covering, values
+from tests.lib.pairs import LONG, covering, properties
 from tests.lib.rows import ALL_ROWS, ROWS, Row, results
 
 PYTHONS = ("low_bit_linear", "low_bit_pack", "low_bit_unpack", *FORMER)  # defined there alone
@@ -205,7 +205,7 @@ def _size(row: Row) -> int:
 
 def _of_each_operator(row: Row) -> list[Hashable]:
     """Every value that a field has with this operator."""
-    return [(row.op, *place) for place in enumerate(values(_kind(row)))]
+    return [(row.op, each) for each in properties(_kind(row))]
 
 
 # The first row of each kind; none so large that it is there for its size alone. In the quick

@@ -14,7 +14,7 @@ from qfx.weights.cache import Packed, pack
 from tests.conftest import same_bits
 from tests.lib.bounds import U32
 from tests.lib.models import compiled
-from tests.rewriting.test_schemes import ROWS, TRAINED, Alone, Case, K, N, Row
+from tests.rewriting.test_schemes import ROWS, TRAINED, VARIED, Alone, Case, K, N, Row
 
 
 def _values(packed: Packed, case: Case) -> Values:
@@ -46,7 +46,7 @@ def test_codes_are_those_of_the_transformed_weight(row: Row) -> None:
         assert torch.equal(values.zero_point, expected.zero_point)
 
 
-@pytest.mark.parametrize("row", ROWS, ids=str)
+@pytest.mark.parametrize("row", VARIED, ids=str)
 def test_a_graph_packs_weights_as_the_cache_does(row: Row) -> None:
     case = Case(row, torch.float32)
     packing, expected = _packed(case)
