@@ -20,14 +20,14 @@ from tests.conftest import same_bits
 from tests.cuda import emulator as cuda_emulator
 from tests.cuda.emulator import packed_codes, run
 from tests.lib.bounds import STEEPEST, U32, UNIT
-from tests.lib.pairs import covering, every, pairs, property_pairs
-from tests.lib.rows import ALL_ROWS, Row
+from tests.lib.pairs import covering, every, pairs
+from tests.lib.rows import ALL_ROWS, Row, reached
 from tests.ops.test_op_parts import as_tuple
 
 # The one with most rows and a long K is there for how the CPU cuts its work.
 WEIGHT_ONLY = covering(
     [r for r in ALL_ROWS if r.op == "linear_float" and r.w_bits == 8 and r.k < 60000],
-    property_pairs,
+    reached,
 )
 
 
@@ -156,8 +156,7 @@ VIEWS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("view", VIEWS)
-@pytest.mark.parametrize("k", [48, 33])
+@pytest.mark.parametrize("view, k", every(VIEWS, [48, 33]))
 def test_batched_products_of_views(view: str, k: int) -> None:
     generator = torch.Generator().manual_seed(k)
     a = VIEWS[view](extremes(generator, 2, 3, 5, k))

@@ -10,8 +10,8 @@ import pytest
 
 from qfx.ops.forms import CUDA_GROUP_MULTIPLE
 from tests.cuda import emulator as cuda_emulator
-from tests.lib.pairs import covering, property_pairs
-from tests.lib.rows import ALL_ROWS, Row
+from tests.lib.pairs import covering
+from tests.lib.rows import ALL_ROWS, Row, reached
 from tests.ops.test_op_parts import WITHOUT_CUDA, as_tuple, assert_equals
 
 TESTS_OF_THE_EMULATOR = {
@@ -40,7 +40,7 @@ def served(row: Row) -> bool:
     return row.layout.group % CUDA_GROUP_MULTIPLE == 0
 
 
-CUDA_ROWS = covering(list(dict.fromkeys(small(r) for r in ALL_ROWS if served(r))), property_pairs)
+CUDA_ROWS = covering(list(dict.fromkeys(small(r) for r in ALL_ROWS if served(r))), reached)
 
 
 def test_the_emulator_sees_what_is_wrong() -> None:

@@ -14,8 +14,8 @@ import torch
 
 from tests.cuda import emulator as cuda_emulator
 from tests.cuda import objects as cuda_objects
-from tests.lib.pairs import covering, property_pairs
-from tests.lib.rows import ALL_ROWS, Row
+from tests.lib.pairs import covering
+from tests.lib.rows import ALL_ROWS, Row, reached
 from tests.ops.test_op_parts import as_tuple, assert_equals
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -151,7 +151,7 @@ ROWS_OF_PRODUCTS = covering(
         for row in ALL_ROWS
         if row.k < 60000 and row.layout.one_scale and not row.x_groups and row.op in PRODUCTS
     ],
-    property_pairs,
+    reached,
 )
 
 

@@ -40,19 +40,21 @@ def places(case: Iterable[Hashable]) -> list[Hashable]:
     return list(combinations(enumerate(case), 2))
 
 
-def properties(case: Any) -> list[Hashable]:
-    """The fields of a dataclass, and of those inside it, with their values."""
-    found: list[Hashable] = []
+def values(case: Any) -> dict[str, Hashable]:
+    """Those of a dataclass's fields, and of dataclasses inside it."""
+    found: dict[str, Hashable] = {}
     for field in fields(case):
         value = getattr(case, field.name)
-        inside = properties(value) if is_dataclass(value) else [value]
-        found += [(field.name, each) for each in inside]
+        if is_dataclass(value):
+            found |= {f"{field.name}.{name}": each for name, each in values(value).items()}
+        else:
+            found[field.name] = value
     return found
 
 
-def property_pairs(case: Any) -> list[Hashable]:
-    """Every two of its properties."""
-    return list(combinations(properties(case), 2))
+def properties(case: Any) -> list[Hashable]:
+    """The names of its fields with their values."""
+    return list(values(case).items())
 
 
 def covering(cases: Sequence[Case], found_in: Callable[[Case], Iterable[Hashable]]) -> list[Case]:

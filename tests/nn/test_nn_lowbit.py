@@ -19,7 +19,7 @@ from qfx.nn.scheme_tensor import fields_of, written
 from qfx.nn.serialized_weight import codes_of_stream, stream_bytes, stream_of
 from qfx.values.config import PRESETS
 from tests.conftest import same_bits
-from tests.lib.pairs import pairs
+from tests.lib.pairs import every, pairs
 from tests.lib.strategies import SEEDS, SIZES
 from tests.nn.test_nn_linear import outputs
 
@@ -73,10 +73,10 @@ def test_takes_little_memory_and_little_of_a_file(name: str, most: float) -> Non
         assert few <= most * many
 
 
-@BY_NAMES
-@pytest.mark.parametrize("n, k", [(0, 64), (8, 0), (0, 0)])
+@pytest.mark.parametrize("name, shape", every(NAMES, [(0, 64), (8, 0), (0, 0)]))
 @pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
-def test_a_weight_without_elements(name: str, n: int, k: int) -> None:
+def test_a_weight_without_elements(name: str, shape: tuple[int, int]) -> None:
+    n, k = shape
     module, other = made(name, n, k), qfx.nn.Linear(k, n, scheme=PRESETS[name])
     other.load_state_dict(module.state_dict())
     x = torch.ones(5, k, requires_grad=True)

@@ -21,7 +21,7 @@ from qfx.ops.registry import NO_GRADIENT
 from tests.conftest import on_isa, same_bits
 from tests.cuda import emulator as cuda_emulator
 from tests.lib import bounds
-from tests.lib.pairs import LONG, covering, properties
+from tests.lib.pairs import LONG, covering, values
 from tests.lib.rows import ALL_ROWS, ROWS, Row, results
 
 PYTHONS = ("low_bit_linear", "low_bit_pack", "low_bit_unpack", *FORMER)  # defined there alone
@@ -204,8 +204,15 @@ def _size(row: Row) -> int:
 
 
 def _of_each_operator(row: Row) -> list[Hashable]:
-    """Every value that a field has with this operator."""
-    return [(row.op, each) for each in properties(_kind(row))]
+    """Every value that a field has with this operator; of sizes, how many there are and whether
+    one of them is 0."""
+    sizes = {
+        "leading": (len(row.leading), 0 in row.leading),
+        "k": row.k == 0,
+        "n": row.n == 0,
+        "group": row.group > 0,
+    }
+    return [(row.op, *each) for each in (values(row) | sizes).items()]
 
 
 # The first row of each kind; none so large that it is there for its size alone. In the quick

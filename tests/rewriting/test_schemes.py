@@ -267,7 +267,10 @@ def _rewritten(model: nn.Module, case: Case) -> nn.Module:
     return qfx.rewrite(qfx.trace(model, case.x), config, training=True)[0]
 
 
-@pytest.mark.parametrize("row", [row for row in ROWS if row.why_no_gradient(True)], ids=str)
+WITHOUT = covering([row for row in ROWS if row.why_no_gradient(True)], properties)
+
+
+@pytest.mark.parametrize("row", WITHOUT, ids=str)
 def test_what_has_no_gradient_stays_float_where_gradients_are_recorded(row: Row) -> None:
     case = Case(row, torch.float32)
     model = Alone(case.model)
