@@ -713,8 +713,11 @@ def reached(row: Row) -> list[Hashable]:
         return [(row.op, *size) for size in sizes.items()]
     each = [p for p in values(row).items() if p[0] not in sizes] + [*sizes.items()]
     found: list[Hashable] = list(combinations(each, 2))
+    found += [(row.op, row.w_bits, row.shift), (row.op, row.axes, row.given, sizes["m"])]
     if "attention" in row.op or row.op.startswith("kv_"):
         found.append((row.op, row.bits, row.symmetric, row.group > 0))
+    if row.op == "int8_attention":
+        found.append((row.bits, row.symmetric, sizes["k"]))
     if row.op == "kv_attention" and row.k % 2 == 0:
         found += [(row.bits, row.symmetric, more) for more in (("of", row.group), row.k)]
     if row.op == "linear_float":
