@@ -713,7 +713,8 @@ def reached(row: Row) -> list[Hashable]:
         return [(row.op, *size) for size in sizes.items()]
     each = [p for p in values(row).items() if p[0] not in sizes] + [*sizes.items()]
     found: list[Hashable] = list(combinations(each, 2))
-    found += [(row.op, row.w_bits, row.shift), (row.op, row.axes, row.given, sizes["m"])]
+    codes = (row.axes, row.given, row.x_groups)
+    found += [(row.op, row.w_bits, row.shift), (row.op, codes, sizes["m"])]
     if "attention" in row.op or row.op.startswith("kv_"):
         found.append((row.op, row.bits, row.symmetric, row.group > 0))
     if row.op == "int8_attention":
