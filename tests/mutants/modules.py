@@ -57,7 +57,7 @@ MODULES = (
         "half() rounds the scales of a module",
         old="return t.to(made.device) if id(t) in ids and made.dtype != t.dtype else made",
         new="return made",
-        tests=("test_half_types",),
+        tests=("test_steps_and_their_gradients_stay_float32",),
     ),
     Mutant(
         "codes of another shape are loaded",
