@@ -20,8 +20,8 @@ from qfx.match.matching import match
 from qfx.ops.single_tensors import sqnr
 from qfx.plan.policy import decide
 from qfx.weights.cache import CACHE
-from tests.lib.pairs import every
 from tests.lib.models import compiled
+from tests.lib.pairs import every
 from tests.lib.versions import trains_scans
 
 

@@ -269,8 +269,7 @@ def test_epilogue(name: str) -> None:
     assert isinstance(site, Site) and site.activation == expected
 
 
-@pytest.mark.parametrize("capture", CAPTURES)
-@pytest.mark.parametrize("name", list(ACTIVATIONS)[1:])
+@pytest.mark.parametrize("capture, name", every(CAPTURES, list(ACTIVATIONS)[1:]))
 def test_activation(name: str, capture: str) -> None:
     """As its reference and as its module, which all that one call spells have."""
     row = ACTIVATIONS[name]

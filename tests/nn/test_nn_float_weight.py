@@ -16,6 +16,7 @@ from torch import Tensor, nn
 import qfx
 from qfx.ops.rotation import transformed_weight
 from tests.lib.models import compiled
+from tests.lib.pairs import every
 from tests.lib.strategies import SEEDS
 from tests.nn.test_nn_linear import BY_VARIED, K, N, X, made, outputs, w_values
 
@@ -83,8 +84,7 @@ IN_PLACE: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("of", ["weight", "data"])
-@pytest.mark.parametrize("how", IN_PLACE)
+@pytest.mark.parametrize("how, of", every(IN_PLACE, ["weight", "data"]))
 def test_writes_in_place_are_heard(how: str, of: str) -> None:
     module, other = made("factor"), made("factor")
     with torch.no_grad():

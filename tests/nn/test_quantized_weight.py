@@ -160,8 +160,9 @@ def decayed(p: Tensor, other: Tensor) -> None:
     p.mul_(0.999)
 
 
-@pytest.mark.parametrize("step", [moved_average, moved_towards, decayed])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    "step, dtype", every([moved_average, moved_towards, decayed], [torch.float32, torch.bfloat16])
+)
 def test_roundings_of_many_writes_do_not_add_up(step: Any, dtype: torch.dtype) -> None:
     """Each rounds at random by numbers of its own, and few of them can be taken back."""
     m, exact, other = model().to(dtype)[0], float_model()[0].weight.detach(), float_model(1)[0]
@@ -219,8 +220,9 @@ def test_a_view_is_shared_copied_and_pickled() -> None:
 # --- loading: whatever it is of, all of it or nothing ---
 
 
-@pytest.mark.parametrize("assign", [False, True])
-@pytest.mark.parametrize("of", ["own", "own, another scheme", "float", "parameters"])
+@pytest.mark.parametrize(
+    "of, assign", every(["own", "own, another scheme", "float", "parameters"], [False, True])
+)
 def test_loading(of: str, assign: bool) -> None:
     m, source = model(), model(1, "w8a8" if of == "own, another scheme" else None)
     state: Any = source.state_dict()

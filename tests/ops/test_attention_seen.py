@@ -19,7 +19,7 @@ from qfx.ops.heads import added, matched
 from tests.conftest import on_isa, on_threads, same_bits
 from tests.lib import bounds
 from tests.lib.bounds import Known
-from tests.lib.pairs import pairs
+from tests.lib.pairs import every, pairs
 from tests.lib.strategies import DTYPES, ISAS, SEEDS
 
 OPS = torch.ops.qfx
@@ -242,8 +242,7 @@ def test_shares_hold_every_row_once_and_the_same_work(
     assert max(work) <= sum(work) / threads + max(of_row) + extra
 
 
-@pytest.mark.parametrize("threads", [4, 16, 32, 96])
-@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("threads, causal", every([4, 16, 32, 96], [False, True]))
 def test_twelve_heads_keep_all_threads_busy(threads: int, causal: bool) -> None:
     """Of one sequence of 512 tokens: the most that a thread does is near the mean."""
     cuts = _C.attention_shares(12, 512, 512, causal, threads)
@@ -264,8 +263,7 @@ WHOLE: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("layout", WHOLE)
-@pytest.mark.parametrize("kind", ["bool", "float"])
+@pytest.mark.parametrize("layout, kind", every(WHOLE, ["bool", "float"]))
 def test_a_mask_that_hides_nothing_is_none_and_one_that_hides_a_key_is_not(
     kind: str, layout: str
 ) -> None:

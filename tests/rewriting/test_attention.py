@@ -19,11 +19,11 @@ from qfx.graph.capture import value
 from qfx.match.attention import Attention
 from qfx.match.base import Unmatched
 from qfx.match.matching import match
-from tests.lib.pairs import every
 from tests.conftest import UseCosts, on_isa, on_threads, same_bits
 from tests.lib import bounds
 from tests.lib.bounds import Known
 from tests.lib.costs import FIXED, exchanged, fixed_tables
+from tests.lib.pairs import every
 from tests.lib.strategies import ISAS, SEEDS
 
 OPS = torch.ops.qfx
