@@ -19,6 +19,7 @@ from qfx.calibration.search import STRENGTHS, _factors, rounded_activation
 from qfx.dynamo_backend.captured_graphs import watch
 from qfx.ops.single_tensors import sqnr
 from tests.lib.models import compiled
+from tests.lib.pairs import pairs
 
 ALL = qfx.Config(minimum_gain=0)
 STATIC = qfx.Config(minimum_gain=0, scheme="w8a8-static")
@@ -94,9 +95,10 @@ def test_sites_of_one_input_share_its_codes() -> None:
     assert sites["gate"].factor == sites["up"].factor
 
 
-@pytest.mark.parametrize("rounding", ["nearest", "gptq"])
-@pytest.mark.parametrize("sticks_out", [1, 60])
-@pytest.mark.parametrize("scheme", ["w8a8", "w8a8-static", "w7a7", "w4a8", "w8a8-groups"])
+@pytest.mark.parametrize(
+    "scheme, sticks_out, rounding",
+    pairs(["w8a8", "w8a8-static", "w7a7", "w4a8", "w8a8-groups"], [1, 60], ["nearest", "gptq"]),
+)
 def test_the_error_of_a_site_is_what_it_says(scheme: str, sticks_out: int, rounding: str) -> None:
     """One site, on the rows that were sampled: simulated error against that of the operators. One
     feature may be so large that it stays float."""

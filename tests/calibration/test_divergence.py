@@ -18,6 +18,7 @@ import qfx
 from qfx.calibration import calibrate_model as calibrating
 from qfx.calibration.apply_recipe import quantized
 from qfx.ops.storage import stored_bytes
+from tests.lib.pairs import pairs
 from tests.lib.rounded import codes_of
 
 ALL = qfx.Config(minimum_gain=0)
@@ -104,9 +105,10 @@ def int8(module: nn.Module, site: qfx.SiteRecipe, x: Tensor) -> Tensor:
     return y
 
 
-@pytest.mark.parametrize("rounding", ["nearest", "gptq"])
-@pytest.mark.parametrize("scheme", ["w8a8", "w4a8", "w8a8-static"])
-@pytest.mark.parametrize("make", [Net, Pooled])
+@pytest.mark.parametrize(
+    "make, scheme, rounding",
+    pairs([Net, Pooled], ["w8a8", "w4a8", "w8a8-static"], ["nearest", "gptq"]),
+)
 def test_a_prediction_is_the_formula(make: Any, scheme: str, rounding: str) -> None:
     """Of the batches that are held out, on the codes of the recipe. Three digits are kept of it, so
     half of the third; what float32 adds is far less."""

@@ -12,6 +12,7 @@ from qfx.ops.quantize import code_range
 from qfx.ops.single_tensors import dequantize, quantize
 from tests.lib.bounds import U32
 from tests.lib.live_bytes import most_bytes
+from tests.lib.pairs import every
 from tests.lib.rounded import operands
 
 SPECS = [
@@ -23,6 +24,7 @@ SPECS = [
     QSpec(bits=3, symmetric=False, group=128),
 ]
 SHAPES = [(1, 1), (3, 7), (40, 129), (5, 300), (129, 64), (0, 5), (2, 0)]
+MANY = (129, 64)  # rows, of which some are worse unless that is seen
 
 
 def moments(*batches: Tensor) -> Hessian:
@@ -38,8 +40,9 @@ def loss(w: Tensor, codes: Tensor, spec: QSpec, h: Hessian) -> Tensor:
     return ((d @ h.h_kk.double()) * d).sum(1)
 
 
-@pytest.mark.parametrize("spec", SPECS, ids=str)
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize(
+    "shape, spec", [*every(SHAPES, SPECS), *((MANY, spec) for spec in SPECS)], ids=str
+)
 def test_no_row_is_worse_than_rounded_to_nearest(shape: tuple[int, int], spec: QSpec) -> None:
     """Up to the float32 rounding of sums of K^2 terms in the comparison."""
     w, x = operands(*shape)

@@ -21,6 +21,7 @@ from qfx.calibration.observers import (
 from qfx.calibration.record import ActivationRecord
 from qfx.ops.code import Code
 from qfx.ops.quantize import code_range
+from tests.lib.pairs import every
 
 seeds = st.integers(0, 2**32)
 bits = st.integers(2, 8)
@@ -132,8 +133,9 @@ def test_entropy_cuts_nothing_off_where_all_values_are_alike(low: float, bits: i
     assert observer.range() == pytest.approx((low, 1), abs=0.01)
 
 
-@pytest.mark.parametrize("name", OBSERVERS)
-@pytest.mark.parametrize("batch", [torch.zeros(0), torch.zeros(5), torch.tensor([torch.nan])])
+@pytest.mark.parametrize(
+    "name, batch", every(OBSERVERS, [torch.zeros(0), torch.zeros(5), torch.tensor([torch.nan])])
+)
 def test_nothing_to_see_is_no_range(name: str, batch: Tensor) -> None:
     assert watched(name, [batch]).range() == (0.0, 0.0)
 

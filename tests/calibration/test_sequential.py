@@ -11,6 +11,7 @@ from torch import Tensor, nn
 import qfx
 from qfx import PER_COLUMN, QSpec, Recipe, Scheme
 from qfx.calibration.gptq import ComparedMoments, Hessian, ordered, rounded_codes
+from tests.lib.pairs import every
 from tests.lib.rounded import K, Net, batches, calibrated, codes_of, operands, run
 
 
@@ -53,8 +54,7 @@ def test_inputs_that_lost_nothing_give_the_codes_of_gptq() -> None:
     assert torch.equal(*codes)
 
 
-@pytest.mark.parametrize("noise", [1e-3, 0.1, 3.0])
-@pytest.mark.parametrize("rows", [5, 301])
+@pytest.mark.parametrize("noise, rows", every([1e-3, 0.1, 3.0], [5, 301]))
 def test_what_codes_stand_for_loses_no_more_than_the_weight(noise: float, rows: int) -> None:
     """Of what it gives for inputs in float, on the inputs that are there: a part of the way to the
     least of a convex function. Up to the float32 rounding of sums."""

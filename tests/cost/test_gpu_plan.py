@@ -24,6 +24,7 @@ from qfx.ops.forms import form_of
 from qfx.plan.plan import Plan
 from qfx.plan.policy import decide
 from tests.cuda.graphs import as_if_built, on_cuda
+from tests.lib.pairs import every, pairs
 
 NAME = "Synthetic GPU of tests/cost/test_gpu_plan.py"
 MKN = ((1, 16, 256, 8192), (128, 1024, 8192), (128, 512, 2048, 16384))
@@ -153,7 +154,7 @@ def test_minimum_gain_zero_quantizes_what_is_not_measured(cuda_build: None) -> N
 # --- what it costs ---
 
 
-@pytest.mark.parametrize(("m", "k", "n"), [*product(*MKN)])
+@pytest.mark.parametrize(("m", "k", "n"), pairs(*MKN))
 def test_the_points_of_the_table_are_as_measured(m: int, k: int, n: int) -> None:
     found = _estimate(m, k, n)
     assert found.float_s == pytest.approx(_seconds("float", m, k, n), rel=1e-9)
@@ -161,8 +162,7 @@ def test_the_points_of_the_table_are_as_measured(m: int, k: int, n: int) -> None
     assert found.int8_s == pytest.approx(expected, rel=1e-9)
 
 
-@pytest.mark.parametrize("m", [3, 100, 5000])
-@pytest.mark.parametrize("n", [300, 1000, 12288])
+@pytest.mark.parametrize("m, n", every([3, 100, 5000], [300, 1000, 12288]))
 def test_between_the_points_it_lies_between_them(m: int, n: int) -> None:
     """Per unit of work: as little as its cheapest neighbour, as much as its dearest."""
     k = 3000

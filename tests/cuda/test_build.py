@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 import qfx._C as _C
+from hypothesis import given
+from hypothesis import strategies as st
 
 from qfx.ops.layout import Layout
 from qfx.ops.weight import cuda_packed_size
@@ -98,11 +100,10 @@ def test_an_extension_with_cuda_kernels_loads_without_cuda() -> None:
     assert "int8 on the CPU" in result.stdout, result.stderr
 
 
-@pytest.mark.parametrize("n", [0, 1, 4, 33])
-@pytest.mark.parametrize("k", [0, 1, 16, 600, 65792])
-@pytest.mark.parametrize("group", [0, 64, 576, 65792, 10**9])
-@pytest.mark.parametrize("of_groups", [False, True])
-@pytest.mark.parametrize("shift", [0, 1])
+@given(
+    st.integers(0, 70), st.sampled_from([0, 1, 16, 600, 65792]),
+    st.sampled_from([0, 64, 576, 65792, 10**9]), st.booleans(), st.integers(0, 1),
+)  # fmt: skip
 def test_sizes_of_packed_weights(n: int, k: int, group: int, of_groups: bool, shift: int) -> None:
     """What C++ says is what the fake implementation computes."""
     group = group // 64 * 64

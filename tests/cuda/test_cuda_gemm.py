@@ -20,11 +20,15 @@ from tests.conftest import same_bits
 from tests.cuda import emulator as cuda_emulator
 from tests.cuda.emulator import packed_codes, run
 from tests.lib.bounds import STEEPEST, U32, UNIT
-from tests.lib.rows import ROWS, Row
+from tests.lib.pairs import covering, every, pairs
+from tests.lib.rows import ALL_ROWS, Row, reached
 from tests.ops.test_op_parts import as_tuple
 
 # The one with most rows and a long K is there for how the CPU cuts its work.
-WEIGHT_ONLY = [r for r in ROWS if r.op == "linear_float" and r.w_bits == 8 and r.k < 60000]
+WEIGHT_ONLY = covering(
+    [r for r in ALL_ROWS if r.op == "linear_float" and r.w_bits == 8 and r.k < 60000],
+    reached,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -82,7 +86,7 @@ LONGEST = ((1, 65792, 2),)
 
 
 @pytest.mark.parametrize(
-    "m, k, n", [(m, k, n) for m in HEIGHTS for k, n in WIDTHS] + [*SPLIT, *LONGEST]
+    "m, k, n", [(m, *size) for m, size in every(HEIGHTS, WIDTHS)] + [*SPLIT, *LONGEST]
 )
 def test_sums_of_codes_are_exact(m: int, k: int, n: int) -> None:
     generator = torch.Generator().manual_seed(m + k + n)
@@ -102,10 +106,12 @@ def test_sums_of_signs_are_exact(m: int, k: int, n: int) -> None:
     assert torch.equal(got.double(), signs_x @ signs_w.t())
 
 
-@pytest.mark.parametrize("m", [1, 3, 5, 8, 9, 17])
-@pytest.mark.parametrize("k, n", [(1, 3), (48, 5), (1000, 40), (4097, 3)])
-def test_weight_only_of_few_rows(m: int, k: int, n: int) -> None:
+@pytest.mark.parametrize(
+    "m, size", every([1, 3, 5, 8, 9, 17], [(1, 3), (48, 5), (1000, 40), (4097, 3), (4097, 5)])
+)
+def test_weight_only_of_few_rows(m: int, size: tuple[int, int]) -> None:
     """Warps share K where columns are few; a row with a NaN or an infinity shows it, no other."""
+    k, n = size
     generator = torch.Generator().manual_seed(m + k + n)
     x, w = torch.randn(m, k, generator=generator), extremes(generator, n, k)
     x[m // 2, k // 2], w[:, k // 2] = torch.inf, 1
@@ -118,16 +124,13 @@ def test_weight_only_of_few_rows(m: int, k: int, n: int) -> None:
     assert (got[m // 2] == torch.inf).all()
 
 
-@pytest.mark.parametrize("by_group", [True, False])
-@pytest.mark.parametrize("zeros", [True, False])
-@pytest.mark.parametrize(
-    "m, k, n, group",
-    [(3, 300, 70, 64), (70, 130, 33, 128), (16, 640, 5, 320), (3, 300, 70, 0), (1, 0, 4, 64)],
-)
-def test_linears_of_extremes(
-    m: int, k: int, n: int, group: int, zeros: bool, by_group: bool
-) -> None:
+EXTREME = [(3, 300, 70, 64), (70, 130, 33, 128), (16, 640, 5, 320), (3, 300, 70, 0), (1, 0, 4, 64)]
+
+
+@pytest.mark.parametrize("sizes, zeros, by_group", pairs(EXTREME, [True, False], [True, False]))
+def test_linears_of_extremes(sizes: tuple[int, int, int, int], zeros: bool, by_group: bool) -> None:
     """(E3), and (E1) where K is whole and there are no zero points."""
+    m, k, n, group = sizes
     layout = Layout(n, 8, group, group * by_group, int(zeros))
     generator, each = torch.Generator().manual_seed(m + k + n), (n, layout.scales(k))
     q, w = extremes(generator, m, k), extremes(generator, n, k)
@@ -153,8 +156,7 @@ VIEWS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("view", VIEWS)
-@pytest.mark.parametrize("k", [48, 33])
+@pytest.mark.parametrize("view, k", every(VIEWS, [48, 33]))
 def test_batched_products_of_views(view: str, k: int) -> None:
     generator = torch.Generator().manual_seed(k)
     a = VIEWS[view](extremes(generator, 2, 3, 5, k))

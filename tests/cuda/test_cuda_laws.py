@@ -18,6 +18,7 @@ from qfx.ops.layout import Layout
 from qfx.ops.weight import cuda_pack_weight
 from tests.conftest import same_bits
 from tests.cuda.emulator import emulate, packed_codes, run
+from tests.lib.pairs import every
 from tests.lib.strategies import (
     AXES,
     BITS,
@@ -97,8 +98,7 @@ def test_quantize_with_given_scales(
     assert_same_codes(x.to(dtype), code, scale=scale, zero_point=given_zero)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, *HALVES])
-@pytest.mark.parametrize("k", LENGTHS)
+@pytest.mark.parametrize("k, dtype", every(LENGTHS, [torch.float32, *HALVES]))
 def test_rows_of_every_length(k: int, dtype: torch.dtype) -> None:
     """In the registers of a warp, in those of a block, and read again; aligned and not."""
     emulate(seed=k)

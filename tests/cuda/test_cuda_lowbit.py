@@ -11,6 +11,7 @@ from qfx.ops import REFERENCES
 from qfx.ops.header import MINIMUMS, NONE, ZERO_POINTS
 from qfx.ops.layout import Layout
 from tests.cuda.emulator import emulate, run
+from tests.lib.pairs import every
 
 KINDS = [(bits, group, shift) for bits, group in ((4, 32), (5, 128))
          for shift in (NONE, ZERO_POINTS, MINIMUMS)]  # fmt: skip
@@ -18,12 +19,12 @@ SHAPES = [(1, 64, 32), (7, 130, 33), (3, 0, 4), (0, 40, 5)]
 CODE = [8, 0, 0, 0, 0]
 
 
-@pytest.mark.parametrize("m, k, n", SHAPES)
-@pytest.mark.parametrize("bits, group, shift", KINDS)
+@pytest.mark.parametrize("kind, shape", every(2 * KINDS, [*SHAPES, SHAPES[1]]))
 def test_products_are_those_of_the_values(
-    m: int, k: int, n: int, bits: int, group: int, shift: int
+    kind: tuple[int, int, int], shape: tuple[int, int, int]
 ) -> None:
     """(E4) (W3): exact, as float32 is for small codes."""
+    (bits, group, shift), (m, k, n) = kind, shape
     emulate()
     g, half, each = torch.Generator().manual_seed(m + k), 1 << (bits - 1), (n, -(-k // group))
     codes = torch.randint(-half, half, (n, k), generator=g, dtype=torch.int8)

@@ -1,4 +1,4 @@
-"""The CUDA operators on the emulator: equal to their references on every row of the table, whatever
+"""The CUDA operators on the emulator: equal to their references on rows of the table, whatever
 the order of threads; and the emulator's own tests."""
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ import pytest
 
 from qfx.ops.forms import CUDA_GROUP_MULTIPLE
 from tests.cuda import emulator as cuda_emulator
-from tests.lib.rows import ROWS, Row
+from tests.lib.pairs import covering
+from tests.lib.rows import ALL_ROWS, Row, reached
 from tests.ops.test_op_parts import WITHOUT_CUDA, as_tuple, assert_equals
 
 TESTS_OF_THE_EMULATOR = {
@@ -39,7 +40,7 @@ def served(row: Row) -> bool:
     return row.layout.group % CUDA_GROUP_MULTIPLE == 0
 
 
-CUDA_ROWS = list(dict.fromkeys(small(row) for row in ROWS if served(row)))
+CUDA_ROWS = covering(list(dict.fromkeys(small(r) for r in ALL_ROWS if served(r))), reached)
 
 
 def test_the_emulator_sees_what_is_wrong() -> None:

@@ -14,7 +14,8 @@ import torch
 
 from tests.cuda import emulator as cuda_emulator
 from tests.cuda import objects as cuda_objects
-from tests.lib.rows import ROWS, Row
+from tests.lib.pairs import covering
+from tests.lib.rows import ALL_ROWS, Row, reached
 from tests.ops.test_op_parts import as_tuple, assert_equals
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -143,15 +144,15 @@ def test_the_machine_code_has_what_hopper_is_for(name: str) -> None:
     assert {i for i in found if re.match(r"LDL|STL|IMMA|BMMA", i)} == set()
 
 
-ROWS_OF_PRODUCTS = [
-    row
-    for row in ROWS
-    if row.k < 60000
-    and row.layout.one_scale
-    and not row.x_groups
-    and row.op in ("int8_mm", "int8_bmm", "linear", "linear_requantize", "binary_mm",
-                   "binary_linear")
-]  # fmt: skip
+PRODUCTS = ("int8_mm", "int8_bmm", "linear", "linear_requantize", "binary_mm", "binary_linear")
+ROWS_OF_PRODUCTS = covering(
+    [
+        row
+        for row in ALL_ROWS
+        if row.k < 60000 and row.layout.one_scale and not row.x_groups and row.op in PRODUCTS
+    ],
+    reached,
+)
 
 
 @pytest.mark.parametrize("row", ROWS_OF_PRODUCTS, ids=str)

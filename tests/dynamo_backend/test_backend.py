@@ -18,6 +18,7 @@ from qfx.weights.cache import CACHE
 from tests.conftest import UseCosts
 from tests.lib.int8_calls import int8_matmuls
 from tests.lib.models import FEATURES, Block, compiled
+from tests.lib.pairs import every
 
 X = torch.randn(2, 5, FEATURES, generator=torch.Generator().manual_seed(0))
 
@@ -27,8 +28,9 @@ def _int8_calls(function: Any, *args: Any) -> int:
     return sum(count for name, count in found.items() if name.startswith("qfx::linear"))
 
 
-@pytest.mark.parametrize("inner", ["eager", "aot_eager", "inductor"])
-@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize(
+    "inner, mode", every(["eager", "aot_eager", "inductor"], [torch.no_grad, torch.inference_mode])
+)
 def test_block(inner: str, mode: Any) -> None:
     torch.manual_seed(0)
     model = Block()

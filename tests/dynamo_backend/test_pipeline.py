@@ -16,6 +16,7 @@ from qfx.io.errors import UserError
 from qfx.pipeline import PASSES, Context, Pass, PassState, run_passes
 from qfx.plan.plan import Plan
 from tests.lib.models import FEATURES, Block, compiled
+from tests.lib.pairs import every
 
 X = torch.randn(2, 5, FEATURES)
 CONTEXT = Context(qfx.Config(minimum_gain=0))
@@ -63,8 +64,11 @@ def test_passes_can_be_run_in_two_parts() -> None:
     assert str(whole.graph) == str(parts.graph) and plan.quantized > 0
 
 
-@pytest.mark.parametrize("kind", FAULTS, ids=lambda kind: kind.__name__)
-@pytest.mark.parametrize("at", PASSES, ids=lambda at: at.name)
+def _name(what: Pass | type[BaseException]) -> str:
+    return what.name if isinstance(what, Pass) else what.__name__
+
+
+@pytest.mark.parametrize("at, kind", every(PASSES, FAULTS), ids=_name)
 def test_a_fault_of_any_kind_in_any_pass_leaves_the_graph_float(
     at: Pass, kind: type[Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -81,8 +85,9 @@ def test_what_the_user_did_wrong_is_raised(at: Pass, monkeypatch: pytest.MonkeyP
         compiled(nn.Linear(8, 8))(X[..., :8])
 
 
-@pytest.mark.parametrize("kind", [exc.RestartAnalysis, exc.SkipFrame, KeyboardInterrupt])
-@pytest.mark.parametrize("at", PASSES, ids=lambda at: at.name)
+@pytest.mark.parametrize(
+    "at, kind", every(PASSES, [exc.RestartAnalysis, exc.SkipFrame, KeyboardInterrupt]), ids=_name
+)
 def test_what_dynamo_catches_passes_through(
     at: Pass, kind: type[BaseException], monkeypatch: pytest.MonkeyPatch
 ) -> None:

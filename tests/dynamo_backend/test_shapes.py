@@ -26,6 +26,7 @@ import qfx
 from qfx.ops.single_tensors import sqnr
 from tests.dynamo_backend.test_backend import _int8_calls
 from tests.lib.models import compiled, int8_by_hand
+from tests.lib.pairs import every
 
 K, N = 16, 12
 G = torch.Generator().manual_seed(0)
@@ -253,8 +254,7 @@ EXPORTED = {
 }
 
 
-@pytest.mark.parametrize("strict", [False, True])
-@pytest.mark.parametrize("name", EXPORTED)
+@pytest.mark.parametrize("name, strict", every(EXPORTED, [False, True]))
 def test_exported_program(name: str, strict: bool) -> None:
     run, calls, sizes = EXPORTED[name]
     model = Linears(run)

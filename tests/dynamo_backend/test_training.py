@@ -16,6 +16,7 @@ import qfx
 from tests.conftest import UseCosts
 from tests.lib.costs import FIXED, exchanged, fixed_tables
 from tests.lib.models import compiled
+from tests.lib.pairs import every
 from tests.lib.training import (
     BATCH,
     Function,
@@ -105,8 +106,7 @@ def _reference() -> Gradients:
     return found
 
 
-@pytest.mark.parametrize("inner", ["eager", "aot_eager"])
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way, inner", every(WAYS, ["eager", "aot_eager"]))
 def test_every_way_gives_the_same_bits(way: Function, inner: str) -> None:
     assert same(_reference(), way(new(Language), inner))
 

@@ -11,6 +11,7 @@ from torch.autograd import forward_ad
 
 from qfx.ops.single_tensors import sqnr
 from tests.lib.models import compiled
+from tests.lib.pairs import pairs
 from tests.lib.training import Function, Two, X, new
 
 
@@ -35,9 +36,7 @@ ERRORS: dict[str, tuple[Function, str]] = {
 }
 
 
-@pytest.mark.parametrize("inner", ["eager", "aot_eager"])
-@pytest.mark.parametrize("warm", [True, False])
-@pytest.mark.parametrize("name", ERRORS)
+@pytest.mark.parametrize("name, warm, inner", pairs(ERRORS, [True, False], ["eager", "aot_eager"]))
 def test_second_orders_and_tangents_are_errors(name: str, warm: bool, inner: str) -> None:
     """Or right: Dynamo of PyTorch 2.15 leaves a function of dual numbers in float."""
     function, phrase = ERRORS[name]
@@ -64,9 +63,9 @@ TRANSFORMS: dict[str, Function] = {
 }
 
 
-@pytest.mark.parametrize("inner", ["eager", "aot_eager"])
-@pytest.mark.parametrize("warm", [True, False])
-@pytest.mark.parametrize("name", TRANSFORMS)
+@pytest.mark.parametrize(
+    "name, warm, inner", pairs(TRANSFORMS, [True, False], ["eager", "aot_eager"])
+)
 def test_transforms_of_a_compiled_function_are_right(name: str, warm: bool, inner: str) -> None:
     """Dynamo leaves what runs inside a transform to eager PyTorch, so it is float or near float."""
     model = new(Two)

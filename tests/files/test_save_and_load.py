@@ -23,9 +23,10 @@ import qfx
 from qfx import Config, Recipe
 from qfx.io.folder_lock import LOCK
 from tests.conftest import same_bits
+from tests.lib.pairs import every
 from tests.lib.rounded import Net, batches, calibrated
 from tests.lib.strategies import POSITIVE, SEEDS, recipes
-from tests.nn.test_nn_linear import BY_ROWS, SCHEMES, K, N, outputs
+from tests.nn.test_nn_linear import BY_VARIED, SCHEMES, K, N, outputs
 
 IDS = torch.arange(10)
 FEATURES = 64
@@ -81,8 +82,7 @@ def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
     )
 
 
-@pytest.mark.parametrize("shard_size", [2_000_000_000, 10_000, 1])
-@pytest.mark.parametrize("skeleton", SKELETONS)
+@pytest.mark.parametrize("skeleton, shard_size", every(SKELETONS, [2_000_000_000, 10_000, 1]))
 def test_a_model_comes_back(skeleton: str, shard_size: int, tmp_path: Path) -> None:
     model = kept()
     expected = outputs(model, IDS)
@@ -113,7 +113,7 @@ def test_what_the_folder_holds(tmp_path: Path) -> None:
     assert len(sizes) > 3 and all(size <= 10_000 or count == 1 for size, count in sizes)
 
 
-@BY_ROWS
+@BY_VARIED
 def test_every_scheme_comes_back(row: str, tmp_path: Path) -> None:
     model = nn.Sequential(qfx.nn.Linear.from_float(nn.Linear(K, N), SCHEMES[row]))
     qfx.save(model, tmp_path)
@@ -154,8 +154,7 @@ SIGNS: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-@pytest.mark.parametrize("shard_size", [2_000_000_000, 1])
-@pytest.mark.parametrize("skeleton", SIGNS)
+@pytest.mark.parametrize("skeleton, shard_size", every(SIGNS, [2_000_000_000, 1]))
 def test_linears_of_one_bit_come_back(skeleton: str, shard_size: int, tmp_path: Path) -> None:
     """From a folder, of an earlier build too, which did not say which they are, and from a file."""
     model = signs()

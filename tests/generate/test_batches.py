@@ -14,6 +14,7 @@ from qfx.hf import KVCache
 from qfx.hf.kv_layer import KVLayer
 from tests.conftest import on_threads
 from tests.lib.decoders import by_modules, decoder, ids
+from tests.lib.pairs import every
 
 LENGTH, NEW = 64, 12
 LENGTHS = (3, 17, 30, 9, 1)
@@ -82,7 +83,9 @@ def test_fewer_texts_are_filled_up_to_the_sizes_asked_for(model: Any) -> None:
     assert {key[0] for key in model.forward.runners} == {1, 4, 8}
 
 
-@pytest.mark.parametrize("beams", [2, 3, 5])
+@pytest.mark.parametrize(
+    "model, beams", every(MODELS, [2, 3, 5]), indirect=["model"], scope="module"
+)
 def test_beams_by_the_table_are_those_of_copies(
     model: Any, beams: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

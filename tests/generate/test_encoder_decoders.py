@@ -23,6 +23,7 @@ from tests.lib.encoder_decoders import (
     int8_cache,
     source,
 )
+from tests.lib.pairs import every
 
 NEW, LENGTH = 16, 64
 STEPS = (1, 1, 3, 1, 5, 1)  # tokens of each
@@ -119,8 +120,9 @@ def test_beams_copy_no_code_of_the_source() -> None:
     assert torch.equal(layer.keys, keys[[1, 1]]) and not torch.equal(keys[0], keys[1])
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("name", ["t5 v1.1", "bart", "whisper"])
+@pytest.mark.parametrize(
+    "name, dtype", every(["t5 v1.1", "bart", "whisper"], [torch.bfloat16, torch.float16])
+)
 def test_16_bits(name: str, dtype: torch.dtype, ran: list[tuple[int, ...]]) -> None:
     """Programs compute in float32. The encoder runs in 16 bits: with it, they are at most as far
     from a float32 model with the same weights as the 16-bit modules are."""

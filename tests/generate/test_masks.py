@@ -18,6 +18,7 @@ from qfx.generate.layout import CacheLayout, LayerKind
 from qfx.generate.masks import Places
 from qfx.generate.model_output import decoder_only_output
 from qfx.hf.kv_layer import KVLayer
+from tests.lib.pairs import every
 
 
 class _Text:
@@ -49,8 +50,7 @@ def test_a_query_sees_what_its_mask_and_window_say(data: st.DataObject) -> None:
         calls.check(count, seen)
 
 
-@pytest.mark.parametrize("window", [1, 4, 9])
-@pytest.mark.parametrize("shown", [1, 0.95, 0.7])
+@pytest.mark.parametrize("window, shown", every([1, 4, 9], [1, 0.95, 0.7]))
 def test_a_query_sees_its_window_of_a_ring(window: int, shown: float) -> None:
     """Over several rounds, of calls whose masks hide some tokens, new ones and earlier ones."""
     torch.manual_seed(0)

@@ -17,6 +17,7 @@ from qfx.generate import load_programs, save_programs
 from qfx.hf.kv_layer import KVLayer
 from qfx.ops.kv_blocks import ring_slots
 from tests.lib.decoders import WINDOW, by_modules, decoder, ids
+from tests.lib.pairs import every
 
 LENGTH, NEW = 560, 250
 SLOTS = ring_slots(WINDOW)  # 160
@@ -148,7 +149,7 @@ def test_a_text_is_the_same_whatever_is_beside_it(model: Any, ran: list[tuple[in
             assert torch.equal(row, alone[i][0])
 
 
-@pytest.mark.parametrize("beams", [2, 3])
+@pytest.mark.parametrize("model, beams", every(MODELS, [2, 3]), indirect=["model"], scope="module")
 def test_beams_by_the_table_are_those_of_copies(
     model: Any, beams: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,6 +21,7 @@ from qfx.ops.single_tensors import sqnr
 from qfx.plan.policy import decide
 from qfx.weights.cache import CACHE
 from tests.lib.models import compiled
+from tests.lib.pairs import every
 from tests.lib.versions import trains_scans
 
 
@@ -131,8 +132,7 @@ def _model(kind: type[_Two]) -> _Two:
     return kind()
 
 
-@pytest.mark.parametrize("inner", ["eager", "inductor"])
-@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("kind, inner", every(MODELS, ["eager", "inductor"]))
 def test_inference(kind: type[_Two], inner: str) -> None:
     """Int8 with weights from the cache, packed once, noticed when they change."""
     model, before = _model(kind), CACHE.packs

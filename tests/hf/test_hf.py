@@ -39,7 +39,7 @@ import qfx
 from qfx import Config, QSpec, Scheme
 from qfx.hf import QfxConfig, QfxQuantizer
 from tests.conftest import same_bits
-from tests.nn.test_nn_linear import FACTOR, K
+from tests.nn.test_nn_linear import BY_VARIED, FACTOR, K
 from tests.nn.test_nn_linear import SCHEMES as EVERY
 
 IDS = torch.arange(12)[None]
@@ -139,7 +139,7 @@ def test_a_config_says_what_it_says_to_quantize_(row: str, tmp_path: Path) -> No
     assert same_tensors(AutoModelForCausalLM.from_pretrained(tmp_path / "int8"), expected)
 
 
-@pytest.mark.parametrize("row", EVERY)
+@BY_VARIED
 def test_every_scheme_comes_back(row: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
     sizes = {**SIZES, "hidden_size": K, "num_hidden_layers": 1, "intermediate_size": 40}

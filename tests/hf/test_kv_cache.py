@@ -13,6 +13,7 @@ from torch._dynamo.utils import counters
 import qfx
 from qfx.hf import KVCache
 from tests.lib.decoders import by_modules, decoder, ids
+from tests.lib.pairs import every
 
 LENGTHS = [None, 48]
 
@@ -29,8 +30,7 @@ def filled(model: Any, cache: Any, tokens: Tensor) -> Tensor:
     return y
 
 
-@pytest.mark.parametrize("length", LENGTHS)
-@pytest.mark.parametrize("name", ["llama", "mistral", "gemma3"])
+@pytest.mark.parametrize("length, name", every(LENGTHS, ["llama", "mistral", "gemma3"]))
 def test_a_text_in_pieces_is_the_text(name: str, length: int | None) -> None:
     """Windows too: a mask hides what they leave out. What int8 costs is below a code's step."""
     model = decoder(name)

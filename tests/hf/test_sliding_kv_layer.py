@@ -18,6 +18,7 @@ from qfx.hf.kv_layer import KVLayer
 from qfx.hf.sliding_kv_layer import LocalKVLayer, SlidingKVLayer
 from qfx.ops.kv_blocks import LARGEST_STEP, TOKENS, ring_slots
 from tests.lib.decoders import WINDOW, decoder, ids
+from tests.lib.pairs import every
 from tests.lib.strategies import SEEDS
 
 HEADS, FEATURES, LONG = 2, 16, 8192
@@ -141,8 +142,7 @@ def cropped(pair: _Pair, count: int) -> None:
         pair.whole.crop(-count)
 
 
-@pytest.mark.parametrize("padding", [False, True])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed, padding", every(range(4), [False, True]))
 def test_beams_go_round_the_ring(seed: int, padding: bool) -> None:
     """Several rounds, reordered before each step, of texts that share most blocks."""
     torch.manual_seed(seed)
@@ -176,8 +176,7 @@ def test_a_text_that_becomes_a_shorter_one() -> None:
     pair.update(drawn(3, 1))
 
 
-@pytest.mark.parametrize("more", [-1, 0, 1, 2, 20])
-@pytest.mark.parametrize("window", [8, 100])
+@pytest.mark.parametrize("more, window", every([-1, 0, 1, 2, 20], [8, 100]))
 def test_tokens_that_nearly_fill_the_ring(window: int, more: int) -> None:
     """The first of them sees the tokens before."""
     pair = _Pair(1, window, LONG)
@@ -207,8 +206,7 @@ def test_what_was_overwritten_is_not_read() -> None:
         layer.update(*[drawn(1, 1)] * 2)
 
 
-@pytest.mark.parametrize("window", [1, 8, 16, 31])
-@pytest.mark.parametrize("count", [3, 400, 1000])
+@pytest.mark.parametrize("window, count", every([1, 8, 16, 31], [3, 400, 1000]))
 def test_as_many_tokens_are_taken_back_as_are_held(count: int, window: int) -> None:
     layer = filled(count, window)
     slots = layer.slots

@@ -12,6 +12,7 @@ from qfx import _C
 from qfx.ops.code import Code
 from qfx.ops.layout import Layout
 from tests.conftest import on_isa
+from tests.lib.pairs import pairs
 from tests.lib.strategies import ISAS, POSITIVE, SEEDS
 
 OPS = torch.ops.qfx
@@ -26,8 +27,7 @@ def check_exact(q: Tensor, zero: Tensor, w: Tensor) -> None:
     assert torch.equal(found.double(), (q.double() - zero.double()) @ w.double().t())
 
 
-@pytest.mark.parametrize("w_code", WEIGHTS)
-@pytest.mark.parametrize("code", CODES)
+@pytest.mark.parametrize("isa, code, w_code", pairs(_C.isas(), CODES, WEIGHTS), indirect=["isa"])
 def test_extremes_are_exact(isa: str, code: int, w_code: int) -> None:
     """All pairs of sums at the edge of 16 bits, in every tile height, with and without a tail."""
     for m, k in ((1, 64), (2, 20), (3, 600), (14, 1030)):

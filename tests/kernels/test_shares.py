@@ -11,13 +11,16 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from tests.lib.pairs import pairs
+
 Share = list[tuple[int, int, int, int, int]]  # product, first row, end, first panel, end
 FORMATS = {"amx": (32, 256), "avx512vnni": (12, 240), "avxvnni": (6, 240), "avx2": (4, 240)}
-# Products, rows, columns.
+ROWS, COLUMNS = (1, 5, 16, 37, 128, 197, 512, 1024, 4096), (32, 768, 3072, 16384)
+# Formats, products, rows, columns.
 SHAPES = [
-    *[(1, m, n) for m in (1, 5, 16, 37, 128, 197, 512, 1024, 4096) for n in (32, 768, 3072, 16384)],
-    *[(b, m, m) for b in (2, 12, 17, 96) for m in (64, 197, 512)],
-]  # fmt: skip
+    *[(isa, 1, m, n) for isa, m, n in pairs(FORMATS, ROWS, COLUMNS)],
+    *[(isa, b, m, m) for isa, b, m in pairs(FORMATS, (2, 12, 17, 96), (64, 197, 512))],
+]
 
 
 def ceil_div(a: int, b: int) -> int:
@@ -72,15 +75,13 @@ def test_one_thread_has_one_share_in_blocks_as_the_caches_like_them(isa: str) ->
         assert rows <= height or (height % tallest == 0 and height < block_rows + tallest)
 
 
-@pytest.mark.parametrize("isa", FORMATS)
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("isa, products, rows, columns", SHAPES)
 def test_threads_end_together_where_there_are_tiles_enough(
-    isa: str, shape: tuple[int, int, int]
+    isa: str, products: int, rows: int, columns: int
 ) -> None:
     """Of 1 to 96: the longest share is above the mean by half at most where there are 4 tiles a
     thread, by a quarter with 16, by an eighth with 64. In the median of all it is by 3 %."""
     tallest, block_rows = FORMATS[isa]
-    products, rows, columns = shape
     panels = ceil_div(columns, 32)
     for threads in range(1, 97):
         shares = _C.product_shares(products, rows, panels, tallest, block_rows, threads)

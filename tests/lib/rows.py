@@ -1,10 +1,13 @@
-"""The table of operator cases: correctness, opcheck and bit-exactness are tested on these rows."""
+"""The table of operator cases: correctness, opcheck and bit-exactness are tested on these rows, on
+all of them in the long profile, otherwise on rows that cover every two of their properties."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from bisect import bisect_right
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, replace
+from itertools import combinations
 from typing import Any
 
 import torch
@@ -19,6 +22,7 @@ from qfx.ops.kv_blocks import TOKENS
 from qfx.ops.kv_cache import kv_empty
 from qfx.ops.layout import Layout
 from qfx.values.scheme import PER_ROW, PER_TENSOR
+from tests.lib.pairs import covering, values
 
 SHORT = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16", torch.int8: "i8"}
 SHORT[torch.float64] = "f64"
@@ -691,7 +695,38 @@ ROWS += [
     for dtype in _TYPES
     for axes in (PER_ROW, PER_TENSOR)
 ]
-ROWS = list(dict.fromkeys(ROWS))
+ALL_ROWS = list(dict.fromkeys(ROWS))
+
+
+def reached(row: Row) -> list[Hashable]:
+    """Every two properties by which a kernel may branch: of its sizes those that tell few from
+    many and whole from cut short. Where there are more branches than that, three properties; where
+    there is nothing to compute, none but that."""
+    sizes: dict[str, Hashable] = {
+        "leading": min(len(row.leading), 2),
+        "m": bisect_right((1, 2, 9, 32, 256), math.prod(row.leading)),
+        "k": (bisect_right((1, 16, 64, 512, 4096), row.k), row.k % 4 == 0, row.k % 64 == 0),
+        "n": (bisect_right((1, 32, 256), row.n), row.n % 32 == 0),
+        "short group": row.layout.group and row.k % row.layout.group > 0,
+    }
+    if 0 in (*row.leading, row.k, row.n):
+        return [(row.op, *size) for size in sizes.items()]
+    each = [p for p in values(row).items() if p[0] not in sizes] + [*sizes.items()]
+    found: list[Hashable] = list(combinations(each, 2))
+    codes = (row.axes, row.given, row.x_groups)
+    found += [(row.op, row.w_bits, row.shift), (row.op, codes, sizes["m"])]
+    if "attention" in row.op or row.op.startswith("kv_"):
+        found.append((row.op, row.bits, row.symmetric, row.group > 0))
+    if row.op == "int8_attention":
+        found.append((row.bits, row.symmetric, sizes["k"]))
+    if row.op == "kv_attention" and row.k % 2 == 0:
+        found += [(row.bits, row.symmetric, more) for more in (("of", row.group), row.k)]
+    if row.op == "linear_float":
+        found.append((row.op, row.activation, row.out_dtype))
+    return found
+
+
+ROWS = covering(ALL_ROWS, reached)
 # operators that return nothing -> how many of the first operands they write
 WRITTEN = {"kv_write": 4, "kv_copy_blocks": 4}
 

@@ -18,6 +18,7 @@ from qfx.match import spellings
 from qfx.match.base import Match, Unmatched
 from qfx.match.matching import match
 from qfx.match.site import Site
+from tests.lib.pairs import every
 
 K, N = 8, 6
 W_NK, W_KN = nn.Parameter(torch.randn(N, K)), nn.Parameter(torch.randn(K, N))
@@ -90,8 +91,7 @@ def _export_graph(model: nn.Module, x: Tensor) -> fx.GraphModule:
 CAPTURES = {"dynamo": _dynamo_graph, "fx": qfx.trace, "export": _export_graph}
 
 
-@pytest.mark.parametrize("capture", CAPTURES)
-@pytest.mark.parametrize("name", [*SPELLINGS, *SPELLINGS_2D])
+@pytest.mark.parametrize("name, capture", every([*SPELLINGS, *SPELLINGS_2D], CAPTURES))
 def test_spelling(name: str, capture: str) -> None:
     spelling, transposed, has_bias = {**SPELLINGS, **SPELLINGS_2D}[name]
     x = torch.randn(*(() if name in SPELLINGS_2D else (3,)), 5, K)
@@ -269,8 +269,7 @@ def test_epilogue(name: str) -> None:
     assert isinstance(site, Site) and site.activation == expected
 
 
-@pytest.mark.parametrize("capture", CAPTURES)
-@pytest.mark.parametrize("name", list(ACTIVATIONS)[1:])
+@pytest.mark.parametrize("capture, name", every(CAPTURES, list(ACTIVATIONS)[1:]))
 def test_activation(name: str, capture: str) -> None:
     """As its reference and as its module, which all that one call spells have."""
     row = ACTIVATIONS[name]

@@ -73,7 +73,10 @@ KEEPING = (
         "codes are loaded under the scheme that the module had",
         old="same = self.scheme == other.scheme and self.shape == other.shape",
         new="same = self.shape == other.shape",
-        tests=("test_loading[scheme]",),
+        tests=(
+            "test_what_is_computed_or_shared_is_loaded_with_a_word",
+            "test_any_module_takes_the_scheme_of_the_file",
+        ),
     ),
     Mutant(
         "codes below the scheme's range are loaded",

@@ -166,7 +166,7 @@ ROWS = (
         "the epilogue adds no bias",
         old="y[n] = y[n] + p.bias[n];",
         new="y[n] = y[n];",
-        tests=("test_kernel_equals_reference[int8_linear-]",),
+        tests=("test_kernel_equals_reference[linear-]",),
     ),
     Mutant(
         "relu keeps what is negative and drops the rest",

@@ -264,10 +264,7 @@ PLANNING = (
         "an asymmetric weight without groups is called one of a single scale",
         old="return bool(self.group) or not self.symmetric",
         new="return bool(self.group)",
-        tests=(
-            "test_forms_have_the_same_bits_within_the_bound",
-            "test_schemes_have_the_tables_of_their_kinds",
-        ),
+        tests=("test_impossible_schemes",),
     ),
     Mutant(
         "a guard of static scales is promised",

@@ -96,7 +96,7 @@ MATMULS = (
         "a second chunk of rows is written over the first",
         old="const {\n  char* out = to.data + ((first + m) * w.n",
         new="const {\n  char* out = to.data + (m * w.n",
-        tests=("test_kernel_equals_reference[int8_linear-]",),
+        tests=("test_kernel_equals_reference[linear-]",),
     ),
     Mutant(
         "codes of -65 are called narrow",
@@ -121,13 +121,13 @@ MATMULS = (
         "a group's zero points are added",
         old="acc -= sum * static_cast<uint32_t>(zero[n]);",
         new="acc += sum * static_cast<uint32_t>(zero[n]);",
-        tests=("test_kernel_equals_reference[int8_linear_groups]",),
+        tests=("test_kernel_equals_reference[linear-, -g]",),
     ),
     Mutant(
         "a last group that is not whole is never added",
         old="const bool complete = k == how_.depth || k == (g + groups) * w_.group;",
         new="const bool complete = k == (g + groups) * w_.group;",
-        tests=("test_kernel_equals_reference[int8_linear_groups]",),
+        tests=("test_kernel_equals_reference[linear-, -g]",),
     ),
     Mutant(
         "float activations lose what is beyond the first chunk",
@@ -139,7 +139,7 @@ MATMULS = (
         "the guard's bound forgets the weight's error",
         old="(bound.step * scale * bound.alpha + transformed * bound.beta) / size",
         new="bound.step * scale * bound.alpha / size",
-        tests=("test_kernel_equals_reference[int8_linear_guarded]",),
+        tests=("test_kernel_equals_reference[linear_guarded]",),
     ),
     Mutant(
         "the guard lets rows with a NaN run in int8",

@@ -14,6 +14,7 @@ import qfx
 from qfx.nn import LSQLinear
 from qfx.nn import functional as QF
 from qfx.ops.single_tensors import sqnr
+from tests.lib.pairs import every
 
 TENSOR4 = qfx.Scheme(x=qfx.QSpec(axes=qfx.PER_TENSOR), w=qfx.QSpec(bits=4, axes=qfx.PER_TENSOR))
 ROW4 = qfx.Scheme(w=qfx.QSpec(bits=4))
@@ -37,8 +38,7 @@ def test_prepared_model_is_close_to_float_and_keeps_its_parameters(name: str) ->
     assert sqnr(expected, model(X)) > (30 if name == str(qfx.Scheme()) else 10)
 
 
-@pytest.mark.parametrize("name", SCHEMES)
-@pytest.mark.parametrize("backend", ["aot_eager", "qfx"])
+@pytest.mark.parametrize("name, backend", every(SCHEMES, ["aot_eager", "qfx"]))
 def test_compiled_equals_eager(name: str, backend: str) -> None:
     """Outputs to the bit, gradients of every parameter within float reassociation."""
     model = qfx.prepare_qat(_model(), X, config=qfx.Config(scheme=SCHEMES[name]), shift=True)

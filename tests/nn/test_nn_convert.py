@@ -21,6 +21,7 @@ import qfx
 from qfx.nn import BinaryLinear, Linear, LSQLinear, SignLinear
 from qfx.ops.binary import binary_pack, cuda_binary_pack, cuda_octets_of, octets_of, packed_octets
 from tests.conftest import same_bits
+from tests.lib.pairs import LONG, every
 from tests.lib.strategies import POSITIVE, SEEDS
 
 K, N = 24, 16
@@ -38,7 +39,10 @@ SCHEMES = {
 BINARY = {"1 bit": qfx.PER_ROW, "1 bit, one scale": qfx.PER_TENSOR}
 ROWS = [f"{name}{end}" for name in (*SCHEMES, *BINARY) for end in ("", ", shift")]
 BY_ROWS = pytest.mark.parametrize("row", ROWS)
-DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+# One of each, every other one with a shift.
+FEW = ROWS if LONG else [row for i, row in enumerate(ROWS) if i % 4 in (0, 3)]
+BY_FEW = pytest.mark.parametrize("row", FEW)
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 
 def trained(row: str) -> Any:
@@ -67,8 +71,7 @@ def both(row: str) -> tuple[Any, Any]:
     return module, model[0]
 
 
-@BY_ROWS
-@DTYPES
+@pytest.mark.parametrize("row, dtype", every(ROWS, DTYPES))
 def test_the_bits_of_the_eval_mode(row: str, dtype: torch.dtype) -> None:
     x = X.to(dtype)
     module, served = both(row)
@@ -77,7 +80,7 @@ def test_the_bits_of_the_eval_mode(row: str, dtype: torch.dtype) -> None:
     assert same_bits(qfx.convert(nn.Sequential(module))(x).detach(), expected)
 
 
-@BY_ROWS
+@BY_FEW
 def test_the_bits_of_rows_that_are_empty_many_or_not_finite(row: str) -> None:
     odd = torch.cat([X, 1e4 * X, 0 * X])
     odd[1, 2], odd[2, 3] = torch.nan, -torch.inf
@@ -108,7 +111,7 @@ def test_gradients_of_x_and_the_bias(row: str) -> None:
         assert torch.equal(dx, dx2)
 
 
-@BY_ROWS
+@BY_FEW
 def test_no_float_weight_and_no_step_is_kept(row: str) -> None:
     module = trained(row)
     bias, model = module.bias, nn.Sequential(module)
@@ -122,7 +125,7 @@ def test_no_float_weight_and_no_step_is_kept(row: str) -> None:
     assert qfx.convert(frozen)[0].bias is bias and not frozen(X).requires_grad
 
 
-@BY_ROWS
+@BY_FEW
 def test_round_trips_of_the_state(row: str, tmp_path: Path) -> None:
     _, served = both(row)
     model = nn.Sequential(served)
@@ -162,7 +165,7 @@ OF_X = {
 }  # fmt: skip
 
 
-@BY_ROWS
+@BY_FEW
 def test_an_exported_model_packs_nothing(row: str) -> None:
     """Its calls are of buffers that are packed, and of x."""
     _, served = both(row)
@@ -178,8 +181,7 @@ def test_an_exported_model_packs_nothing(row: str) -> None:
             assert same_bits(program.module()(x), model(x))
 
 
-@BY_ROWS
-@pytest.mark.parametrize("backend", ["aot_eager", "qfx"])
+@pytest.mark.parametrize("row, backend", every(FEW, ["aot_eager", "qfx"]))
 def test_a_compiled_model_goes_on_when_it_is_converted(row: str, backend: str) -> None:
     model = nn.Sequential(trained(row))
     options: Any = {"inner": "eager"} if backend == "qfx" else None

@@ -7,6 +7,7 @@ import copy
 import io
 import pickle
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ import qfx
 from qfx.nn import functional as QF
 from qfx.ops.code import Code
 from qfx.ops.layout import Layout
+from tests.lib.pairs import every
 
 K, N = 64, 24
 X = torch.randn(5, 3, K, generator=torch.Generator().manual_seed(0))
@@ -81,13 +83,14 @@ def trained(f: Any, module: nn.Module, x: Tensor, to: torch.dtype, backward_insi
     return y, x.grad, {n: p.grad for n, p in module.named_parameters() if p.requires_grad}
 
 
-@pytest.mark.parametrize("backward_inside", [False, True])
-@pytest.mark.parametrize("to", HALVES)
-@pytest.mark.parametrize("given", [torch.float32, *HALVES])
-@pytest.mark.parametrize("name", MODULES)
+CASTS = list(product([torch.float32, *HALVES], HALVES, [False, True]))
+
+
+@pytest.mark.parametrize("name, cast", every(MODULES, CASTS))
 def test_types_under_autocast_are_those_of_a_float_linear(
-    name: str, given: torch.dtype, to: torch.dtype, backward_inside: bool
+    name: str, cast: tuple[torch.dtype, torch.dtype, bool]
 ) -> None:
+    given, to, backward_inside = cast
     x, reference, module = X.to(given), linear(), MODULES[name](linear())
     y, dx, gradients = trained(reference, reference, x, to, backward_inside)
     got, got_dx, got_gradients = trained(module, module, x, to, backward_inside)
@@ -97,8 +100,7 @@ def test_types_under_autocast_are_those_of_a_float_linear(
         assert gradient.isfinite().all()
 
 
-@pytest.mark.parametrize("to", HALVES)
-@pytest.mark.parametrize("name", MODULES)
+@pytest.mark.parametrize("name, to", every(MODULES, HALVES))
 def test_autocast_rounds_the_float32_output(name: str, to: torch.dtype) -> None:
     """Nothing else changes: x is quantized as it is given."""
     module = MODULES[name](linear())
@@ -162,9 +164,7 @@ WAYS: dict[str, Callable[[nn.Module, str], nn.Module]] = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("dtype", HALVES)
-@pytest.mark.parametrize("name", WITH_STEPS)
+@pytest.mark.parametrize("way, dtype, name", every(2 * list(WAYS), HALVES, WITH_STEPS))
 def test_cast_modules_train(name: str, dtype: torch.dtype, way: str) -> None:
     """Outputs, weights and biases are of the new type, gradients those of their parameters."""
     module = WAYS[way](MODULES[name](linear()).to(dtype), name)
@@ -177,8 +177,7 @@ def test_cast_modules_train(name: str, dtype: torch.dtype, way: str) -> None:
         assert parameter.grad.isfinite().all()
 
 
-@pytest.mark.parametrize("cast", ["bfloat16", "half", "double", "float"])
-@pytest.mark.parametrize("name", WITH_STEPS)
+@pytest.mark.parametrize("name, cast", every(WITH_STEPS, ["bfloat16", "half", "double", "float"]))
 def test_steps_and_their_gradients_stay_float32(name: str, cast: str) -> None:
     """To the bit, there and back."""
     module = MODULES[name](linear())
@@ -203,8 +202,7 @@ def test_modules_move_as_others_do(name: str) -> None:
     assert torch.equal(module(X), MODULES[name](linear())(X))
 
 
-@pytest.mark.parametrize("default", [torch.float64, *HALVES])
-@pytest.mark.parametrize("name", WITH_STEPS)
+@pytest.mark.parametrize("name, default", every(WITH_STEPS, [torch.float64, *HALVES]))
 def test_steps_do_not_follow_the_default_type(name: str, default: torch.dtype) -> None:
     """transformers sets it while it loads a model."""
     float_linear = linear()

@@ -21,6 +21,7 @@ from qfx.nn.embedding import TABLE
 from qfx.nn.summary import bytes_of
 from qfx.nn.weight_bytes import weight_bytes
 from tests.conftest import same_bits
+from tests.lib.pairs import every
 
 V, D = 50, 48
 IDS = torch.arange(V)
@@ -244,8 +245,7 @@ WRITES: dict[str, Callable[[Any], object]] = {
 ROW = torch.linspace(-1, 1, D)
 
 
-@BY_TYPE
-@pytest.mark.parametrize("how", WRITES)
+@pytest.mark.parametrize("how, dtype", every(WRITES, FLOATS), ids=str)
 def test_writes_reach_the_codes_however_they_are_made(how: str, dtype: torch.dtype) -> None:
     made = qfx.nn.Embedding.from_float(table(dtype))
     wanted, before, memory = made.floats(), made.floats(), made.packed

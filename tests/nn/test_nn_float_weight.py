@@ -16,8 +16,9 @@ from torch import Tensor, nn
 import qfx
 from qfx.ops.rotation import transformed_weight
 from tests.lib.models import compiled
+from tests.lib.pairs import every
 from tests.lib.strategies import SEEDS
-from tests.nn.test_nn_linear import BY_ROWS, K, N, X, made, outputs, w_values
+from tests.nn.test_nn_linear import BY_VARIED, K, N, X, made, outputs, w_values
 
 
 def transformed(module: qfx.nn.Linear, w: Tensor) -> Tensor:
@@ -45,7 +46,7 @@ def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
-@BY_ROWS
+@BY_VARIED
 def test_the_weight_is_what_multiplies_x(row: str) -> None:
     """factor * (R^T w'^), so that it transforms to w'^ but for two roundings (B4)."""
     module = made(row)
@@ -55,7 +56,7 @@ def test_the_weight_is_what_multiplies_x(row: str) -> None:
     assert ((transformed(module, w) - values).abs() <= bound).all()
 
 
-@BY_ROWS
+@BY_VARIED
 def test_what_is_written_is_quantized_and_taken_back(row: str) -> None:
     module = made(row)
     first, y = bits(module), outputs(module)
@@ -83,8 +84,7 @@ IN_PLACE: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("of", ["weight", "data"])
-@pytest.mark.parametrize("how", IN_PLACE)
+@pytest.mark.parametrize("how, of", every(IN_PLACE, ["weight", "data"]))
 def test_writes_in_place_are_heard(how: str, of: str) -> None:
     module, other = made("factor"), made("factor")
     with torch.no_grad():

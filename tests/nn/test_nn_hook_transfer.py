@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import qfx
 from qfx.host.modules import CALL_HOOKS, STATE_HOOKS
 from qfx.ops.single_tensors import sqnr
-from tests.lib.prepared import BY_EACH, NEW, REPLACE, K, X, model
+from tests.lib.prepared import BY_ALL, BY_EACH, NEW, REPLACE, K, X, model
 
 
 def _doubled(log: list[str]) -> Any:
@@ -154,7 +154,7 @@ def test_shared_modules_are_replaced_once_with_their_hooks(how: str) -> None:
     assert type(m["a"]) in NEW
 
 
-@BY_EACH
+@BY_ALL
 def test_features_are_those_of_the_weight(how: str) -> None:
     """Whoever cuts features off a layer seldom tells its attributes."""
     m = model()

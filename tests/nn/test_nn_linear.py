@@ -6,8 +6,9 @@ from __future__ import annotations
 import copy
 import io
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from qfx.ops import REFERENCES, registry
 from qfx.ops.code import code_of
 from qfx.ops.rotation import transformed_weight
 from qfx.ops.single_tensors import sqnr
+from tests.lib.pairs import covering, every, properties
 from tests.lib.strategies import POSITIVE, SEEDS, SIZES
 
 ops = torch.ops.qfx
@@ -89,6 +91,18 @@ def scheme_of(row: str) -> qfx.Scheme:
     return found
 
 
+def _properties(row: str) -> list[Hashable]:
+    """Each field of its scheme, and what a recipe adds."""
+    how = SCHEMES[row]
+    added = isinstance(how, qfx.SiteRecipe) and (how.factor is not None, how.zero_point)
+    return [*properties(scheme_of(row)), added]
+
+
+# Schemes that have, between them, every property of any.
+VARIED = covering([*SCHEMES], _properties)
+BY_VARIED = pytest.mark.parametrize("row", VARIED)
+
+
 def float_linear(bias: bool = True) -> nn.Linear:
     torch.manual_seed(0)
     return nn.Linear(K, N, bias)
@@ -126,8 +140,7 @@ def w_values(module: qfx.nn.Linear) -> Tensor:
     return (codes.double() - zero) * scale + minimum
 
 
-@BY_ROWS
-@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("row, bias", every(SCHEMES, [True, False]))
 def test_output_is_the_product_of_the_values(row: str, bias: bool) -> None:
     """x'^ w'^T + b: exact but for the float32 roundings of (E1), (E3) or (W1), and of scales."""
     module = made(row, bias)
@@ -154,7 +167,7 @@ def test_weight_is_within_a_step(row: str) -> None:
     assert module.codes.dtype == torch.int8 and module.codes.shape == (N, K)
 
 
-@BY_ROWS
+@BY_VARIED
 def test_recording_gradients_changes_no_bit(row: str) -> None:
     module = made(row)
     assert torch.equal(module(X.clone().requires_grad_()), outputs(module))
@@ -225,7 +238,7 @@ def _by_safetensors(state: dict[str, Tensor], folder: Path) -> dict[str, Tensor]
     return load_file(folder / "state.safetensors")
 
 
-@BY_ROWS
+@BY_VARIED
 def test_the_numbers_of_the_weight_are_those_that_are_saved(row: str) -> None:
     """Made of the packed weight, beside which nothing holds them."""
     module = made(row)
@@ -238,14 +251,16 @@ def test_the_numbers_of_the_weight_are_those_that_are_saved(row: str) -> None:
     assert not dict(module.named_buffers()) and "weight" in dict(module.named_parameters())
 
 
-@BY_ROWS
-@pytest.mark.parametrize("keep", [_by_torch, _by_safetensors])
-@pytest.mark.parametrize("assign", [False, True])
-def test_state_dict_round_trip(row: str, keep: Any, assign: bool, tmp_path: Path) -> None:
+KEPT = list(product([_by_torch, _by_safetensors], [False, True]))
+
+
+@pytest.mark.parametrize("row, kept", every(VARIED, KEPT))
+def test_state_dict_round_trip(row: str, kept: tuple[Any, bool], tmp_path: Path) -> None:
     """Of a model made with another weight: codes and scales, nothing that depends on the build."""
     first = nn.Sequential(made(row))
     torch.manual_seed(1)
     second = nn.Sequential(qfx.nn.Linear.from_float(nn.Linear(K, N), SCHEMES[row]))
+    keep, assign = kept
     state = keep(first.state_dict(), tmp_path)
     assert "0.codes" in state and not any("packed" in key for key in state)
     assert not torch.equal(outputs(first), outputs(second))
@@ -281,8 +296,7 @@ def _saved(module: nn.Module) -> io.BytesIO:
     return file
 
 
-@BY_ROWS
-@pytest.mark.parametrize("name", COPIES)
+@pytest.mark.parametrize("row, name", every(SCHEMES, COPIES))
 def test_copies_give_the_same_bits(row: str, name: str) -> None:
     module = made(row)
     other = COPIES[name](module)
@@ -290,8 +304,7 @@ def test_copies_give_the_same_bits(row: str, name: str) -> None:
     assert other.packed.data_ptr() != module.packed.data_ptr()
 
 
-@BY_ROWS
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("row, dtype", every(VARIED, [torch.bfloat16, torch.float16]))
 def test_half_types(row: str, dtype: torch.dtype) -> None:
     """The scales stay float32; the output is one rounding away from that of float32."""
     module = made(row, bias=False)
@@ -309,7 +322,7 @@ def test_half_types(row: str, dtype: torch.dtype) -> None:
     assert x.grad is not None and x.grad.dtype == dtype and x.grad.isfinite().all()
 
 
-@BY_ROWS
+@BY_VARIED
 def test_made_on_meta_and_loaded(row: str) -> None:
     """How large models are made: shapes first, then the very tensors of the file."""
     first = made(row)
@@ -323,7 +336,7 @@ def test_made_on_meta_and_loaded(row: str) -> None:
     assert torch.equal(outputs(second), outputs(first))
 
 
-@BY_ROWS
+@BY_VARIED
 def test_exported_with_any_number_of_rows(row: str) -> None:
     module, example = made(row), (X.flatten(0, 1),)
     rows = ({0: torch.export.Dim("rows")},)
@@ -362,8 +375,7 @@ def test_any_shape(m: int, k: int, n: int, seed: int, row: str) -> None:
 # --- compiled ---
 
 
-@BY_ROWS
-@pytest.mark.parametrize("backend", ["aot_eager", "qfx"])
+@pytest.mark.parametrize("row, backend", every(VARIED, ["aot_eager", "qfx"]))
 def test_compiled_equals_eager(row: str, backend: str) -> None:
     options: Any = {"inner": "aot_eager"} if backend == "qfx" else None
     module = made(row)

@@ -19,6 +19,7 @@ from qfx.nn.scheme_tensor import fields_of, written
 from qfx.nn.serialized_weight import codes_of_stream, stream_bytes, stream_of
 from qfx.values.config import PRESETS
 from tests.conftest import same_bits
+from tests.lib.pairs import every, pairs
 from tests.lib.strategies import SEEDS, SIZES
 from tests.nn.test_nn_linear import outputs
 
@@ -72,10 +73,10 @@ def test_takes_little_memory_and_little_of_a_file(name: str, most: float) -> Non
         assert few <= most * many
 
 
-@BY_NAMES
-@pytest.mark.parametrize("n, k", [(0, 64), (8, 0), (0, 0)])
+@pytest.mark.parametrize("name, shape", every(NAMES, [(0, 64), (8, 0), (0, 0)]))
 @pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
-def test_a_weight_without_elements(name: str, n: int, k: int) -> None:
+def test_a_weight_without_elements(name: str, shape: tuple[int, int]) -> None:
+    n, k = shape
     module, other = made(name, n, k), qfx.nn.Linear(k, n, scheme=PRESETS[name])
     other.load_state_dict(module.state_dict())
     x = torch.ones(5, k, requires_grad=True)
@@ -197,9 +198,11 @@ def with_minimums(bits: int, group: int, half: torch.dtype, x: Q | None) -> tupl
     return state, (codes.double() + (1 << (bits - 1))) * scale_nk - minimum_nk
 
 
-@pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("x", [None, Q(), Q(symmetric=False), Q(group=64)], ids=str)
-@pytest.mark.parametrize("bits", [4, 5])
+@pytest.mark.parametrize(
+    "bits, x, half",
+    pairs([4, 5], [None, Q(), Q(symmetric=False), Q(group=64)], [torch.bfloat16, torch.float16]),
+    ids=str,
+)
 def test_minimums_are_kept(bits: int, x: Q | None, half: torch.dtype) -> None:
     """By files, copies and writes; and they count in outputs and in gradients."""
     state, w = with_minimums(bits, 64, half, x)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import qfx
 from qfx.nn import BinaryLinear, LSQLinear
+from tests.lib.pairs import every
 
 X = torch.randn(32, 24, generator=torch.Generator().manual_seed(0))
 TENSOR4 = qfx.Scheme(x=qfx.QSpec(bits=4, axes=qfx.PER_TENSOR), w=qfx.QSpec(4, axes=qfx.PER_TENSOR))
@@ -99,8 +100,7 @@ EVENTS: dict[str, Callable[[Any], None]] = {
 }
 
 
-@pytest.mark.parametrize("name", MODULES)
-@pytest.mark.parametrize("event", EVENTS)
+@pytest.mark.parametrize("event, name", every(EVENTS, MODULES))
 def test_never_stale(name: str, event: str) -> None:
     """After each event the output is that of a module which never packed before."""
     module = made(name)

@@ -13,7 +13,7 @@ from torch import Tensor, multiprocessing, nn
 import qfx
 from tests.conftest import same_bits
 from tests.lib.prepared import REPLACE, X, model
-from tests.nn.test_nn_linear import BY_ROWS, SCHEMES, K, N, outputs
+from tests.nn.test_nn_linear import BY_VARIED, SCHEMES, K, N, outputs
 
 
 def answer(queue: Any, model: nn.Module, x: Tensor) -> None:
@@ -35,7 +35,7 @@ def test_a_model_answers_in_another_process(method: str) -> None:
     assert process.exitcode == 0 and same_bits(outputs(sent, X), expected)
 
 
-@BY_ROWS
+@BY_VARIED
 def test_what_is_sent_is_shared(row: str) -> None:
     module = qfx.nn.Linear.from_float(nn.Linear(K, N), SCHEMES[row])
     again = pickle.loads(ForkingPickler.dumps(module))

@@ -17,7 +17,8 @@ from torch.nn.utils import parametrizations, prune
 import qfx
 from qfx.host.modules import STATE_HOOKS
 from qfx.ops.single_tensors import sqnr
-from tests.lib.prepared import BY_ALL, BY_EACH, NEW, PREPARE, REPLACE, TRAINED, K, X, model
+from tests.lib.pairs import every
+from tests.lib.prepared import BY_EACH, NEW, PREPARE, REPLACE, TRAINED, K, X, model
 
 
 def _pruned(linear: nn.Linear, name: str) -> None:
@@ -136,8 +137,7 @@ OBSTACLES: dict[str, tuple[Callable[[nn.Linear], Any], str, Callable[[nn.Linear]
 
 
 @pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning", "ignore:.*weights? norm")
-@BY_ALL
-@pytest.mark.parametrize("row", OBSTACLES)
+@pytest.mark.parametrize("row, how", every(OBSTACLES, PREPARE))
 def test_obstacles_are_refused_by_name_and_nothing_is_changed(row: str, how: str) -> None:
     attach, phrase, undo = OBSTACLES[row]
     m = model()
@@ -161,8 +161,9 @@ def test_obstacles_are_refused_by_name_and_nothing_is_changed(row: str, how: str
 
 
 @pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning", "ignore:.*weights? norm")
-@pytest.mark.parametrize("how", TRAINED)
-@pytest.mark.parametrize("row", [row for row in OBSTACLES if row != "a name that is taken"])
+@pytest.mark.parametrize(
+    "row, how", every([row for row in OBSTACLES if row != "a name that is taken"], TRAINED)
+)
 def test_obstacles_that_came_while_it_trained(row: str, how: str) -> None:
     attach, phrase, undo = OBSTACLES[row]
     m: Any = PREPARE[how](model())

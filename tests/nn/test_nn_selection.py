@@ -15,7 +15,8 @@ from torch.testing._internal.two_tensor import TwoTensor
 
 import qfx
 from qfx.ops.single_tensors import sqnr
-from tests.lib.prepared import BY_ALL, NEW, PREPARE, K, X
+from tests.lib.pairs import every
+from tests.lib.prepared import NEW, PREPARE, K, X
 
 
 class Own(nn.Linear):
@@ -96,8 +97,7 @@ class Beside(nn.Module):
         return self.get_submodule("0")(x)
 
 
-@BY_ALL
-@pytest.mark.parametrize("row", STAYS)
+@pytest.mark.parametrize("row, how", every(STAYS, PREPARE))
 def test_linears_that_nobody_left_out_stay_with_one_warning(row: str, how: str) -> None:
     make, phrase = STAYS[row]
     m, said = Beside(make()), how.split(",")[0]

@@ -21,7 +21,8 @@ from qfx.nn.quantized_weight import QuantizedWeight
 from qfx.nn.weight_view import WeightView
 from tests.lib.decoders import decoder
 from tests.lib.models import compiled
-from tests.nn.test_nn_linear import BY_ROWS, made
+from tests.lib.pairs import every
+from tests.nn.test_nn_linear import BY_VARIED, made
 
 D = 128
 X = torch.randn(16, D, generator=torch.Generator().manual_seed(9))
@@ -159,8 +160,9 @@ def decayed(p: Tensor, other: Tensor) -> None:
     p.mul_(0.999)
 
 
-@pytest.mark.parametrize("step", [moved_average, moved_towards, decayed])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    "step, dtype", every([moved_average, moved_towards, decayed], [torch.float32, torch.bfloat16])
+)
 def test_roundings_of_many_writes_do_not_add_up(step: Any, dtype: torch.dtype) -> None:
     """Each rounds at random by numbers of its own, and few of them can be taken back."""
     m, exact, other = model().to(dtype)[0], float_model()[0].weight.detach(), float_model(1)[0]
@@ -401,7 +403,7 @@ def test_it_has_no_floats_to_point_to() -> None:
     assert not m[0].weight.requires_grad
 
 
-@BY_ROWS
+@BY_VARIED
 def test_every_scheme_runs_int8_by_the_functions_of_torch(row: str) -> None:
     """The bits of the module, by F.linear, in a graph of autograd and without."""
     module = made(row)
@@ -435,8 +437,7 @@ INPUTS: dict[str, Callable[[], Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("how", INPUTS)
-@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("how, bias", every(INPUTS, [True, False]))
 def test_inputs_that_are_not_contiguous_run_int8_too(how: str, bias: bool) -> None:
     """PyTorch multiplies them batch by batch."""
     torch.manual_seed(0)

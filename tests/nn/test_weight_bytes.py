@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 import qfx
 from qfx.nn.weight_bytes import weight_bytes
-from tests.lib.prepared import BY_ALL, PREPARE, K
+from tests.lib.pairs import every
+from tests.lib.prepared import PREPARE, K
 
 
 class Experts(nn.Module):
@@ -55,8 +56,7 @@ COUNTED: dict[str, tuple[Callable[[], Mixture], dict[str, int]]] = {
 }
 
 
-@BY_ALL
-@pytest.mark.parametrize("row", COUNTED)
+@pytest.mark.parametrize("row, how", every(COUNTED, PREPARE))
 def test_the_whole_model_is_counted(row: str, how: str, caplog: pytest.LogCaptureFixture) -> None:
     make, expected = COUNTED[row]
     model = make()

@@ -8,17 +8,18 @@ from itertools import pairwise
 from typing import NamedTuple
 
 import pytest
+import qfx._C as _C
 import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from qfx import _C
 from qfx.ops.heads import added, matched
 from tests.conftest import on_isa, on_threads, same_bits
 from tests.lib import bounds
 from tests.lib.bounds import Known
+from tests.lib.pairs import every, pairs
 from tests.lib.strategies import DTYPES, ISAS, SEEDS
 
 OPS = torch.ops.qfx
@@ -207,8 +208,9 @@ def test_within_the_bound_of_exact_attention(isa: str, case: Case) -> None:
     assert ((y - exact).abs() <= limit)[plain].all()
 
 
-@pytest.mark.parametrize("place", ["q", "k", "v"])
-@pytest.mark.parametrize("fault", [math.nan, math.inf])
+@pytest.mark.parametrize(
+    "place, fault, isa", pairs(["q", "k", "v"], [math.nan, math.inf], _C.isas()), indirect=["isa"]
+)
 def test_faults_show_in_the_rows_that_see_them(isa: str, place: str, fault: float) -> None:
     torch.manual_seed(0)
     case = Case(*(torch.randn(2, 1, 40, 24) for _ in range(3)), None, True)
@@ -240,8 +242,7 @@ def test_shares_hold_every_row_once_and_the_same_work(
     assert max(work) <= sum(work) / threads + max(of_row) + extra
 
 
-@pytest.mark.parametrize("threads", [4, 16, 32, 96])
-@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("threads, causal", every([4, 16, 32, 96], [False, True]))
 def test_twelve_heads_keep_all_threads_busy(threads: int, causal: bool) -> None:
     """Of one sequence of 512 tokens: the most that a thread does is near the mean."""
     cuts = _C.attention_shares(12, 512, 512, causal, threads)
@@ -262,8 +263,7 @@ WHOLE: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("layout", WHOLE)
-@pytest.mark.parametrize("kind", ["bool", "float"])
+@pytest.mark.parametrize("layout, kind", every(WHOLE, ["bool", "float"]))
 def test_a_mask_that_hides_nothing_is_none_and_one_that_hides_a_key_is_not(
     kind: str, layout: str
 ) -> None:

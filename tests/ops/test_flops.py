@@ -13,6 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 import qfx
 from qfx.ops.legacy_operators import NAMES
+from tests.lib.pairs import every
 
 M, K, N = 5, 64, 48
 INSIDE = "low_bit_linear"  # called by linear alone, which is counted
@@ -30,8 +31,10 @@ def counted(function: Any, *inputs: Any) -> int:
     return counter.get_total_flops()
 
 
-@pytest.mark.parametrize("scheme", ["w8a8", "w8a8-groups", "w8a8-asymmetric", "w4a8", "w8", "w4"])
-@pytest.mark.parametrize("trains", [False, True])
+@pytest.mark.parametrize(
+    "scheme, trains",
+    every(["w8a8", "w8a8-groups", "w8a8-asymmetric", "w4a8", "w8", "w4"], [False, True]),
+)
 def test_modules_are_counted_as_those_that_they_replace(scheme: str, trains: bool) -> None:
     net = nn.Sequential(nn.Linear(K, N), nn.ReLU(), nn.Linear(N, K))
     x = torch.randn(2, M, K, requires_grad=trains)

@@ -35,6 +35,7 @@ from qfx.ops.forms import (
 from qfx.ops.layout import Layout, layout_of
 from qfx.ops.packing import Packing, parts_of
 from qfx.ops.storage import packed_values, scale_shape, stored_bytes, values_of
+from tests.lib.pairs import every
 from tests.lib.strategies import PACKED
 
 GROUPS = st.sampled_from([0, 32, 64, 128])
@@ -112,8 +113,7 @@ def test_arguments_are_in_the_order_of_the_schema(call: OperatorCall) -> None:
     assert call.name == str(schema(call.operator).name).removeprefix("qfx::")
 
 
-@pytest.mark.parametrize("bits", [3, 7, 8])
-@pytest.mark.parametrize("axes", [PER_ROW, PER_TENSOR])
+@pytest.mark.parametrize("bits, axes", every([3, 7, 8], [PER_ROW, PER_TENSOR]))
 def test_activations_are_quantized_as_the_scheme_says(bits: int, axes: tuple[int, ...]) -> None:
     """In graphs and in modules: as many levels of x as there are codes."""
     spec = QSpec(bits, symmetric=False, axes=axes)

@@ -26,6 +26,7 @@ from qfx.values.scheme import PER_COLUMN, PER_ROW, PER_TENSOR, QSpec, Scheme
 from qfx.weights.cache import pack
 from tests.conftest import on_isa, same_bits
 from tests.lib.models import FEATURES, Block, compiled
+from tests.lib.pairs import LONG, pairs
 from tests.lib.strategies import BITS, ISAS, SEEDS, filled
 
 ops = torch.ops.qfx
@@ -164,9 +165,10 @@ def _outliers(rows: int = 40, k: int = K) -> tuple[Tensor, Tensor]:
     return x, bad
 
 
-@pytest.mark.parametrize("activation", ACTIVATIONS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("biased", [True, False])
+@pytest.mark.parametrize(
+    "activation, dtype, biased",
+    pairs(ACTIVATIONS, [torch.float32, torch.bfloat16, torch.float16], [True, False]),
+)
 def test_rows_above_are_float_and_rows_below_int8(
     activation: str, dtype: torch.dtype, biased: bool
 ) -> None:
@@ -270,7 +272,9 @@ def _counted(name: str) -> dict[str, GuardCount]:
     return {k: v for k, v in qfx.guard_counts().items() if k.startswith(name)}
 
 
-@pytest.mark.parametrize("inner", ["eager", "aot_eager", "inductor"])
+@pytest.mark.parametrize(
+    "inner", ["eager", "aot_eager", "inductor"] if LONG else ["eager", "inductor"]
+)
 def test_compiled_models_count_each_call_of_each_site(inner: str) -> None:
     """Sites with the same operands are not merged, and code from a cache counts as other does."""
     name = f"two_{inner}"

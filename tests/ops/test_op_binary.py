@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import qfx._C as _C
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,6 +17,7 @@ import qfx  # noqa: F401
 from qfx.ops import REFERENCES
 from qfx.ops.binary import HEADER_BYTES, unpacked_signs
 from tests.conftest import on_isa, on_threads, same_bits
+from tests.lib.pairs import pairs
 from tests.lib.rows import ACTIVATIONS
 from tests.lib.strategies import (
     DTYPES,
@@ -70,8 +72,10 @@ def test_packing_keeps_the_signs(
     assert torch.equal(unpacked_signs(packed, n, k), signs(w).double())
 
 
-@pytest.mark.parametrize("k", [1, 31, 1919, 1920, 1921, 4096, 4097, 70001])
-@pytest.mark.parametrize("same", [True, False])
+LENGTHS = [1, 31, 1919, 1920, 1921, 4096, 4097, 70001]
+
+
+@pytest.mark.parametrize("k, same, isa", pairs(LENGTHS, [True, False], _C.isas()), indirect=["isa"])
 def test_extreme_sums(k: int, same: bool, isa: str) -> None:
     """All bits equal or all different: the fullest counters, over blocks of K of all sizes."""
     x = torch.ones(7, k)

@@ -17,6 +17,7 @@ from qfx.ops import REFERENCES
 from qfx.ops.code import Code
 from qfx.ops.layout import Layout
 from tests.conftest import on_isa, on_threads, same_bits
+from tests.lib.pairs import every
 from tests.lib.strategies import (
     AXES,
     BITS,
@@ -126,8 +127,7 @@ def test_all_forms_give_the_same_bits(
     assert same_bits(fused, composed)
 
 
-@pytest.mark.parametrize("axes", [[1], [0, 1]], ids=str)
-@pytest.mark.parametrize("layout", [*LAYOUT_NAMES, "within"])
+@pytest.mark.parametrize("axes, layout", every([[1], [0, 1]], [*LAYOUT_NAMES, "within"]), ids=str)
 def test_where_the_operands_lie_changes_nothing(layout: str, axes: list[int]) -> None:
     """What lies beside them in memory is larger than they are."""
     x = torch.randn(6 * 5, 8, generator=torch.Generator().manual_seed(0))

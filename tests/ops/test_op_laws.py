@@ -3,7 +3,11 @@ instruction set of this machine. Those of quantization: test_op_quantize.py."""
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+from itertools import product
+
 import pytest
+import qfx._C as _C
 import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -12,7 +16,8 @@ from torch import Tensor
 from qfx.ops.code import Code
 from qfx.ops.layout import Layout
 from tests.conftest import THREADS, on_isa, on_threads, same_bits
-from tests.lib.rows import ACTIVATIONS, THREADED, Row, results
+from tests.lib.pairs import covering
+from tests.lib.rows import ACTIVATIONS, THREADED, Row, reached, results
 from tests.lib.strategies import (
     CODES,
     DTYPES,
@@ -149,7 +154,16 @@ def test_fused_forms_give_the_same_bits(
     assert all(same_bits(form, forms[0]) for form in forms[1:])
 
 
-@pytest.mark.parametrize("row", THREADED, ids=str)
+def _on(case: tuple[Row, str]) -> list[Hashable]:
+    """A row, and its kind of codes on an instruction set."""
+    row, isa = case
+    return [row, (row.w_bits, row.shift, row.rotation, row.axes, isa)]
+
+
+CASES = covering(list(product(covering(THREADED, reached), _C.isas())), _on)
+
+
+@pytest.mark.parametrize(("row", "isa"), CASES, ids=str, indirect=["isa"])
 def test_threads_change_nothing(row: Row, isa: str) -> None:
     """Operands large enough for threads to share; compared with the reference in test_op_parts."""
     op, arguments = getattr(ops, row.op), row.arguments()

@@ -23,6 +23,7 @@ from qfx.ops.layout import Layout
 from qfx.ops.lowbit_packing import GROUPS, lowbit_size
 from qfx.ops.ste import weight_values
 from tests.conftest import on_isa, on_threads, same_bits
+from tests.lib.pairs import pairs
 from tests.lib.strategies import FAULTY, FINITE, ISAS, LAYOUTS, POSITIVE, SEEDS, filled, strided
 
 OPS = torch.ops.qfx
@@ -187,9 +188,9 @@ def test_is_the_int8_linear_of_the_same_codes(
     assert same_bits(found, same)
 
 
-@pytest.mark.parametrize("shift", [NONE, ZERO_POINTS, MINIMUMS])
-@pytest.mark.parametrize("n", [31, 32, 65, 544, 1089])
-@pytest.mark.parametrize("m", [1, 3])
+@pytest.mark.parametrize(
+    "m, n, shift", pairs([1, 3], [31, 32, 65, 544, 1089], [NONE, ZERO_POINTS, MINIMUMS])
+)
 def test_what_is_done_to_the_sums_of_many_panels(m: int, n: int, shift: int) -> None:
     """Panels are multiplied some at a time, and their sums may be the output itself. (E1)"""
     parts = parts_of(n, 96, (4, 32, shift), seed=n)
@@ -274,8 +275,9 @@ def test_on_cuda_it_is_the_product_of_the_values(
     assert torch.equal(lowbit_cuda.low_bit_linear(x, *parts.pack(), *TAIL), expected)
 
 
-@pytest.mark.parametrize("shift", [NONE, ZERO_POINTS, MINIMUMS])
-@pytest.mark.parametrize("bits", [4, 5])
+@pytest.mark.parametrize(
+    "bits, shift, isa", pairs([4, 5], [NONE, ZERO_POINTS, MINIMUMS], _C.isas()), indirect=["isa"]
+)
 def test_the_greatest_sums_of_a_group(bits: int, shift: int, isa: str) -> None:
     """Codes and zero points of opposite ends: sums do not leave the integers that hold them."""
     limit = 1 << (bits - 1)

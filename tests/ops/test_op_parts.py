@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-import os
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import replace
 from typing import Any
 
@@ -22,7 +21,8 @@ from qfx.ops.registry import NO_GRADIENT
 from tests.conftest import on_isa, same_bits
 from tests.cuda import emulator as cuda_emulator
 from tests.lib import bounds
-from tests.lib.rows import ROWS, Row, results
+from tests.lib.pairs import LONG, covering, values
+from tests.lib.rows import ALL_ROWS, ROWS, Row, results
 
 PYTHONS = ("low_bit_linear", "low_bit_pack", "low_bit_unpack", *FORMER)  # defined there alone
 OPS = sorted(
@@ -203,12 +203,25 @@ def _size(row: Row) -> int:
     return math.prod(row.leading) * row.k * max(row.n, 1)
 
 
-# One row of each kind, the first; none so large that it is there for its size alone. What traces
-# with dynamic shapes takes ten times as long as the rest: the long profile asks it of all, the
-# quick one of a few of each operator.
-SMALL = [row for row in ROWS if _size(row) < 1 << 20]
-KINDS = list({_kind(row): row for row in reversed(SMALL)}.values())[::-1]
-MOST = None if os.environ.get("QFX_TEST_PROFILE") == "long" else 4
+def _of_each_operator(row: Row) -> list[Hashable]:
+    """Every value that a field has with this operator; of sizes, how many there are and whether
+    one of them is 0."""
+    sizes = {
+        "leading": (len(row.leading), 0 in row.leading),
+        "k": row.k == 0,
+        "n": row.n == 0,
+        "group": row.group > 0,
+    }
+    return [(row.op, *each) for each in (values(row) | sizes).items()]
+
+
+# The first row of each kind; none so large that it is there for its size alone. In the quick
+# profile those of each operator that have all values of its fields. What traces with dynamic shapes
+# takes ten times as long as the rest: the quick profile asks it of a few of each operator.
+SMALL = [row for row in ALL_ROWS if _size(row) < 1 << 20]
+FIRST = list({_kind(row): row for row in reversed(SMALL)}.values())[::-1]
+KINDS = covering(FIRST, _of_each_operator)
+MOST = None if LONG else 2
 TRACED = {
     row
     for op in OPS

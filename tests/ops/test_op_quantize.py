@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import qfx._C as _C
 import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -13,6 +14,7 @@ from qfx.ops.code import Code
 from qfx.ops.layout import Layout
 from qfx.ops.quantize import SMALLEST_SCALE, code_range
 from tests.conftest import on_isa, same_bits
+from tests.lib.pairs import pairs
 from tests.lib.strategies import (
     BITS,
     CODES,
@@ -47,8 +49,10 @@ def test_quantize_equals_its_reference(x: Tensor, dtype: torch.dtype, code: Code
     assert all(same_bits(g, e) for g, e in zip(got, expected, strict=True))
 
 
-@pytest.mark.parametrize("scale", [0.0, 1e-38, 1e-9, 0.01, 3.0, 1e30, torch.inf, torch.nan])
-@pytest.mark.parametrize("bits", [8, 3])
+GIVEN = [0.0, 1e-38, 1e-9, 0.01, 3.0, 1e30, torch.inf, torch.nan]
+
+
+@pytest.mark.parametrize("bits, scale, isa", pairs([8, 3], GIVEN, _C.isas()), indirect=["isa"])
 def test_quantize_by_a_scale_equals_its_reference(bits: int, scale: float, isa: str) -> None:
     """(Q6) bit for bit, however far x is beyond the scale, and whatever the zero point."""
     powers = torch.ldexp(torch.ones(268), torch.arange(-140, 128))
@@ -63,8 +67,11 @@ def test_quantize_by_a_scale_equals_its_reference(bits: int, scale: float, isa: 
             assert all(same_bits(g, e) for g, e in zip(got, expected, strict=True))
 
 
-@pytest.mark.parametrize("symmetric", [1, 0])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    "dtype, symmetric, isa",
+    pairs([torch.bfloat16, torch.float16], [1, 0], _C.isas()),
+    indirect=["isa"],
+)
 def test_every_half_precision_input(dtype: torch.dtype, symmetric: int, isa: str) -> None:
     """All 65536 bit patterns, NaN and infinities in rows of their own kind. (Q3) (Q4)"""
     patterns = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import qfx._C as _C
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,6 +13,7 @@ from qfx.ops import REFERENCES
 from qfx.ops.code import Code
 from qfx.ops.layout import Layout
 from tests.conftest import on_isa, same_bits
+from tests.lib.pairs import pairs
 from tests.lib.strategies import (
     CODES,
     DTYPES,
@@ -108,8 +110,11 @@ def test_quantize_quantizes_the_rotated(
     assert all(same_bits(a, b) for a, b in pairs)
 
 
-@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
-@pytest.mark.parametrize("rotation", ROTATIONS)
+@pytest.mark.parametrize(
+    "rotation, bad, isa",
+    pairs(ROTATIONS, [torch.nan, torch.inf, -torch.inf], _C.isas()),
+    indirect=["isa"],
+)
 def test_nan_and_infinity_stay_in_their_rows(rotation: int, bad: float, isa: str) -> None:
     """(Q4) of the rotated row: NaN in the row of the fault, the same bits in the others."""
     x = torch.randn(5, 192, generator=torch.Generator().manual_seed(0))
@@ -122,9 +127,9 @@ def test_nan_and_infinity_stay_in_their_rows(rotation: int, bad: float, isa: str
     assert y[2].isnan().all() and same_bits(y[others], clean[others])
 
 
-@pytest.mark.parametrize("back", [False, True])
-@pytest.mark.parametrize("rotation", (0, *ROTATIONS))
-@pytest.mark.parametrize("leading", [(), (5,), (2, 3)])
+@pytest.mark.parametrize(
+    "leading, rotation, back", pairs([(), (5,), (2, 3)], (0, *ROTATIONS), [False, True])
+)
 def test_gradients_of_rotate(leading: tuple[int, ...], rotation: int, back: bool) -> None:
     """Of x and of the factor, against autograd through the matrix in float64."""
     g = torch.Generator().manual_seed(0)

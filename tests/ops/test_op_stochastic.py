@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import pytest
+import qfx._C as _C
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,6 +24,7 @@ from qfx.ops.code import Code
 from qfx.ops.philox import ROUNDS, philox, random_bits
 from qfx.ops.quantize import code_range
 from tests.conftest import on_isa, on_threads, same_bits
+from tests.lib.pairs import every
 from tests.lib.strategies import (
     BITS,
     CODES,
@@ -80,8 +83,14 @@ def test_equals_its_reference(
     assert all(same_bits(g, e) for g, e in zip(got[1:], deterministic, strict=True))
 
 
-@pytest.mark.parametrize("seed", [0, 1, -1, 2**32, -(2**63), 6700417 * 2**35 + 1])
-@pytest.mark.parametrize("below", [0, 1])
+ODD_SEEDS = [0, 1, -1, 2**32, -(2**63), 6700417 * 2**35 + 1]
+
+
+@pytest.mark.parametrize(
+    "isa, below, seed",
+    [(*each, seed) for each, seed in every(product(_C.isas(), [0, 1]), ODD_SEEDS)],
+    indirect=["isa"],
+)
 def test_every_random_bit_counts(seed: int, below: int, isa: str) -> None:
     """A fraction of 1 - u rounds up, one of 2^-16 less does not: so the kernel's bits are those."""
     u = random_bits(seed_of(seed), 5000).double() * 2**-16 + 2**-17

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import pytest
+import qfx._C as _C
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,6 +21,7 @@ from qfx.ops.layout import Layout
 from qfx.ops.ste import weight_values
 from qfx.ops.weight import packed_size
 from tests.conftest import on_isa, same_bits
+from tests.lib.pairs import pairs
 from tests.lib.strategies import ISAS, LAYOUTS, POSITIVE, SEEDS, SIZES, codes, strided
 
 OPS = torch.ops.qfx
@@ -136,8 +138,9 @@ def test_the_values_of_a_weight(n: int, k: int, kind: Kind, seed: int) -> None:
     assert torch.equal(half, wanted.bfloat16())
 
 
-@pytest.mark.parametrize("k", [1, 32, 50, 64])
-@pytest.mark.parametrize("scale_group", [0, 64])
+@pytest.mark.parametrize(
+    "k, scale_group, isa", pairs([1, 32, 50, 64], [0, 64], _C.isas()), indirect=["isa"]
+)
 def test_one_group_has_one_scale_in_either_word(k: int, scale_group: int, isa: str) -> None:
     """Where K is no longer than a group, a scale for each group is one for each row."""
     parts = parts_of(5, k, Kind(8, 64), 0)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+from itertools import combinations
+
 import pytest
 import torch
 
@@ -14,7 +17,14 @@ from qfx.weights.cache import Packed, pack
 from tests.conftest import same_bits
 from tests.lib.bounds import U32
 from tests.lib.models import compiled
-from tests.rewriting.test_schemes import ROWS, TRAINED, Alone, Case, K, N, Row
+from tests.lib.pairs import covering, values
+from tests.rewriting.test_schemes import ROWS, TRAINED, VARIED, Alone, Case, K, N, Row
+
+
+def _of_weight(row: Row) -> list[Hashable]:
+    """Every two properties of the weight's codes."""
+    more = {"rotation": row.scheme.rotation, "factor": row.factor, "outliers": row.outliers}
+    return list(combinations((values(row.scheme.w) | more).items(), 2))
 
 
 def _values(packed: Packed, case: Case) -> Values:
@@ -28,7 +38,7 @@ def _packed(case: Case) -> tuple[Packing, Packed]:
     return packing, pack(case.model.weight, (), packing)
 
 
-@pytest.mark.parametrize("row", ROWS, ids=str)
+@pytest.mark.parametrize("row", covering(ROWS, _of_weight), ids=str)
 def test_codes_are_those_of_the_transformed_weight(row: Row) -> None:
     """As qfx.quantize makes them: what shares a scale has one. (R1)-(R3)"""
     case, spec = Case(row, torch.float32), row.scheme.w
@@ -46,7 +56,7 @@ def test_codes_are_those_of_the_transformed_weight(row: Row) -> None:
         assert torch.equal(values.zero_point, expected.zero_point)
 
 
-@pytest.mark.parametrize("row", ROWS, ids=str)
+@pytest.mark.parametrize("row", VARIED, ids=str)
 def test_a_graph_packs_weights_as_the_cache_does(row: Row) -> None:
     case = Case(row, torch.float32)
     packing, expected = _packed(case)

@@ -17,6 +17,7 @@ from qfx.ops.code import Code
 from qfx.ops.layout import Layout
 from qfx.programs.streaming import DEFAULT, QUESTION, SCHEDULE, TRIALS, WAYS, Streaming, next_way
 from tests.conftest import on_isa, on_threads
+from tests.lib.pairs import every
 from tests.programs.traced import built, same_bits
 
 ops = torch.ops.qfx
@@ -110,8 +111,10 @@ def test_each_number_of_threads_makes_its_own_choice() -> None:
     assert {n: next_way(t) for n, t in streaming.tuners.items()} == {1: WAYS[2], 2: WAYS[1]}
 
 
-@pytest.mark.parametrize("layout", [Layout(160), Layout(160, 8, 64, 64), Layout(160, 4, 64, 64, 1)])
-@pytest.mark.parametrize("rows", [1, 3, 9])
+@pytest.mark.parametrize(
+    "layout, rows",
+    every([Layout(160), Layout(160, 8, 64, 64), Layout(160, 4, 64, 64, 1)], [1, 3, 9]),
+)
 def test_no_way_changes_a_bit(layout: Layout, rows: int) -> None:
     generator = torch.Generator().manual_seed(rows)
     x = torch.randn(rows, 192, generator=generator)

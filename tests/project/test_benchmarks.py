@@ -23,6 +23,7 @@ from benchmarks.peers import PEERS
 from benchmarks.prepare import BACKENDS, rows
 from benchmarks.standing import ordinal, standings
 from benchmarks.subjects import SUBJECTS, TABLE, Subject
+from tests.lib.pairs import every
 from tests.lib.versions import packages
 
 # Weights deviate as is usual for 64 features: with smaller ones nobody would see an int8 error.
@@ -168,8 +169,7 @@ def test_ordinals() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*deprecated")  # a peer may be
-@pytest.mark.parametrize("subject", ["bert-1x128", "smollm2-token"])
-@pytest.mark.parametrize("name", PEERS)
+@pytest.mark.parametrize("name, subject", every(PEERS, ["bert-1x128", "smollm2-token"]))
 def test_an_installed_peer_is_near_float(
     name: str, subject: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

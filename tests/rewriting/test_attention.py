@@ -23,6 +23,7 @@ from tests.conftest import UseCosts, on_isa, on_threads, same_bits
 from tests.lib import bounds
 from tests.lib.bounds import Known
 from tests.lib.costs import FIXED, exchanged, fixed_tables
+from tests.lib.pairs import every
 from tests.lib.strategies import ISAS, SEEDS
 
 OPS = torch.ops.qfx
@@ -158,8 +159,7 @@ def _sqnr(exact: Tensor, found: Tensor) -> float:
     return float(10 * torch.log10(exact.square().sum() / noise))
 
 
-@pytest.mark.parametrize("inner", ["eager", "inductor"])
-@pytest.mark.parametrize("keys", ["all", "masked", "causal"])
+@pytest.mark.parametrize("keys, inner", every(["all", "masked", "causal"], ["eager", "inductor"]))
 def test_attention_of_a_block_is_int8(gaining: None, inner: str, keys: str) -> None:
     torch.manual_seed(0)
     model, x = Block(keys == "causal").eval(), torch.randn(2, 40, 32)

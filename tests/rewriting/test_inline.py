@@ -19,6 +19,7 @@ from qfx.rewriting.aten_quantization import quantize_parts
 from tests.cuda import emulator as cuda_emulator
 from tests.cuda.graphs import as_if_built, on_cuda
 from tests.lib import strategies as more
+from tests.lib.pairs import every
 
 OPS = torch.ops.qfx
 
@@ -227,8 +228,7 @@ def _on_emulator(gm: fx.GraphModule) -> fx.GraphModule:
     return gm
 
 
-@pytest.mark.parametrize("capability", [75, 90])
-@pytest.mark.parametrize("scheme", SCHEMES[:-1], ids=str)  # float activations have (W2) on CUDA
+@pytest.mark.parametrize("scheme, capability", every(SCHEMES[:-1], [75, 90]), ids=str)
 @torch.no_grad()
 def test_cuda_operators_give_the_same_bits(scheme: str | qfx.Scheme, capability: int) -> None:
     cuda_emulator.library()

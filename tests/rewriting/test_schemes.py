@@ -20,6 +20,7 @@ from qfx.values.config import PRESETS
 from tests.conftest import same_bits
 from tests.lib.bounds import U32, UNIT, Known, product, quantization_error, rotation
 from tests.lib.models import Applied, compiled
+from tests.lib.pairs import covering, every, properties
 from tests.lib.strategies import step_error
 
 K, N = 192, 40
@@ -92,6 +93,8 @@ ROWS += [
     Row(Scheme(x=None, rotation=64), outliers=True),
 ]
 ROWS = list(dict.fromkeys(ROWS))
+# Those that have, between them, every property of any.
+VARIED = covering(ROWS, properties)
 
 
 class Case:
@@ -208,8 +211,7 @@ class Alone(nn.Module):
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("row", ROWS, ids=str)
+@pytest.mark.parametrize("row, dtype", every(ROWS, DTYPES), ids=str)
 def test_forms_have_the_same_bits_within_the_bound(row: Row, dtype: torch.dtype) -> None:
     case = Case(row, dtype)
     model = Alone(case.model)
@@ -229,7 +231,8 @@ def test_forms_have_the_same_bits_within_the_bound(row: Row, dtype: torch.dtype)
 TRAINING = [row for row in ROWS if not row.why_no_gradient(False) and row.scheme.backward != "int8"]
 
 
-TRAINED = [(r, f) for r in TRAINING for f in (False, True) if f or not r.why_no_gradient(True)]
+WITH_WEIGHT = [row for row in TRAINING if not row.why_no_gradient(True)]
+TRAINED = [(r, False) for r in WITH_WEIGHT] + [(r, True) for r in covering(TRAINING, properties)]
 
 
 @pytest.mark.parametrize(("row", "frozen"), TRAINED, ids=str)
@@ -264,7 +267,10 @@ def _rewritten(model: nn.Module, case: Case) -> nn.Module:
     return qfx.rewrite(qfx.trace(model, case.x), config, training=True)[0]
 
 
-@pytest.mark.parametrize("row", [row for row in ROWS if row.why_no_gradient(True)], ids=str)
+WITHOUT = covering([row for row in ROWS if row.why_no_gradient(True)], properties)
+
+
+@pytest.mark.parametrize("row", WITHOUT, ids=str)
 def test_what_has_no_gradient_stays_float_where_gradients_are_recorded(row: Row) -> None:
     case = Case(row, torch.float32)
     model = Alone(case.model)
@@ -467,7 +473,7 @@ def test_constants_reach_the_bodies_of_checkpoints(scheme: Scheme) -> None:
         assert not torch.equal(expected, model(X))
 
 
-@pytest.mark.parametrize("row", ROWS, ids=str)
+@pytest.mark.parametrize("row", VARIED, ids=str)
 def test_explain_runs_the_same_operators(row: Row) -> None:
     case = Case(row, torch.float32)
     model = Alone(case.model)

@@ -21,6 +21,7 @@ from qfx import _C
 from qfx.ops.packing import Constant, Packing
 from qfx.weights.cache import CACHE
 from qfx.weights.feed import Feed, PackedPart, WeightSource, with_packed_weights
+from tests.lib.pairs import pairs
 
 X = torch.randn(3, 8)
 SPEC = Packing(qfx.QSpec(), guarded=True)  # of two tensors
@@ -104,9 +105,12 @@ def place(request: pytest.FixtureRequest) -> int:
     return {"first": 0, "last": 2}[request.param]
 
 
-@pytest.mark.usefixtures("reader")
-@pytest.mark.parametrize("name", CHANGED)
-def test_a_changed_weight_is_noticed(name: str, place: int) -> None:
+@pytest.mark.parametrize(
+    "name, place, reader",
+    pairs(CHANGED, ["first", "last"], ["inductor", "python"]),
+    indirect=["place", "reader"],
+)
+def test_a_changed_weight_is_noticed(name: str, place: int, reader: None) -> None:
     weights = [nn.Parameter(torch.randn(8, 8)) for _ in range(3)]
     snapshot = _C.Snapshot((X, *weights), [1, 2, 3])
     assert snapshot.unchanged((X, *weights))

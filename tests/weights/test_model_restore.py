@@ -18,6 +18,7 @@ from torch.distributed.fsdp import fully_shard
 import qfx
 from qfx.weights.model_restore import in_training
 from qfx.weights.model_snapshot import ModelSnapshot
+from tests.lib.pairs import every
 
 K = 16
 X = torch.randn(8, K, generator=torch.Generator().manual_seed(0))
@@ -129,8 +130,7 @@ def everything(model: nn.Module) -> Any:
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("captured", [True, False])
-@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("change, captured", every(CHANGES, [True, False]))
 def test_nothing_is_changed(change: str, captured: bool) -> None:
     if change in IN_PLACE and not captured:
         pytest.skip("told by a warning instead")

@@ -15,6 +15,7 @@ from qfx import _C
 from qfx.ops.packing import Packing
 from qfx.weights.cache import CACHE
 from tests.lib.models import compiled, int8_by_hand
+from tests.lib.pairs import every
 
 X = torch.randn(3, 8)
 
@@ -121,8 +122,7 @@ CHANGES: dict[str, Callable[[Model], object]] = {
 }
 
 
-@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-@pytest.mark.parametrize("name", CHANGES)
+@pytest.mark.parametrize("name, mode", every(CHANGES, [torch.no_grad, torch.inference_mode]))
 def test_change_is_seen(name: str, mode: Callable[..., object]) -> None:
     torch.manual_seed(0)
     model = Model()
