@@ -1,7 +1,7 @@
-"""Few cases in the place of all: every two properties that occur together do so in one of them.
+"""Small selections of test cases that cover every pair of properties of all cases.
 
-Defects depend on one property or on two far more often than on three, so that products of axes are
-the long profile's, `QFX_TEST_PROFILE=long`, and what covers their pairs is everyone's.
+Defects depend on one or two properties far more often than on three. So the usual profile runs cases
+that cover all pairs, and the long profile, `QFX_TEST_PROFILE=long`, runs whole products.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ Case = TypeVar("Case")
 
 
 def pairs(*axes: Iterable[Any]) -> list[tuple[Any, ...]]:
-    """Tuples of a value of each axis, every two values of two axes in one of them; two axes are
-    crossed. In the long profile all tuples."""
+    """Returns tuples with one value of each axis. Every two values of two axes are together in one of
+    the tuples, so that two axes are crossed. In the long profile, all tuples."""
     lists = [list(axis) for axis in axes]
     chosen = covering(list(product(*map(range, map(len, lists)))), places)
     return [tuple(axis[i] for axis, i in zip(lists, each, strict=True)) for each in chosen]
 
 
 def every(*axes: Iterable[Any]) -> list[tuple[Any, ...]]:
-    """As many tuples as the longest axis has values, each axis going round: for axes that have
-    nothing to do with one another. In the long profile all tuples."""
+    """Returns as many tuples as the longest axis has values; shorter axes repeat theirs. For axes that
+    do not interact. In the long profile, all tuples."""
     lists = [list(axis) for axis in axes]
     if LONG:
         return list(product(*lists))
@@ -36,12 +36,12 @@ def every(*axes: Iterable[Any]) -> list[tuple[Any, ...]]:
 
 
 def places(case: Iterable[Hashable]) -> list[Hashable]:
-    """Every two values with the places where they stand."""
+    """Returns all pairs of values with their positions."""
     return list(combinations(enumerate(case), 2))
 
 
 def values(case: Any) -> dict[str, Hashable]:
-    """Those of a dataclass's fields, and of dataclasses inside it."""
+    """Returns the fields of a dataclass, and those of dataclasses inside it, by dotted names."""
     found: dict[str, Hashable] = {}
     for field in fields(case):
         value = getattr(case, field.name)
@@ -53,13 +53,13 @@ def values(case: Any) -> dict[str, Hashable]:
 
 
 def properties(case: Any) -> list[Hashable]:
-    """The names of its fields with their values."""
+    """Returns the pairs of field name and value."""
     return list(values(case).items())
 
 
 def covering(cases: Sequence[Case], found_in: Callable[[Case], Iterable[Hashable]]) -> list[Case]:
-    """Those in which all is found that is found in any of them, in their order: at each step one
-    more, of those with the most that is new. In the long profile all of them."""
+    """Returns some of the cases, in their order, that contain whatever `found_in` finds in any of
+    them. Each step takes a case with the most that is new. In the long profile, all cases."""
     if LONG:
         return list(cases)
     each = [set(found_in(case)) for case in cases]
