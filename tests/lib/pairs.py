@@ -1,7 +1,7 @@
 """Small selections of test cases that cover every pair of properties of all cases.
 
-Defects depend on one or two properties far more often than on three. So the usual profile runs cases
-that cover all pairs, and the long profile, `QFX_TEST_PROFILE=long`, runs whole products.
+Defects depend on one or two properties far more often than on three. So the usual profile runs
+cases that cover all pairs, and the long profile, `QFX_TEST_PROFILE=long`, runs whole products.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ Case = TypeVar("Case")
 
 
 def pairs(*axes: Iterable[Any]) -> list[tuple[Any, ...]]:
-    """Returns tuples with one value of each axis. Every two values of two axes are together in one of
-    the tuples, so that two axes are crossed. In the long profile, all tuples."""
+    """Returns tuples with one value of each axis. Every two values of two axes are together in one
+    of the tuples, so that two axes are crossed. In the long profile, all tuples."""
     lists = [list(axis) for axis in axes]
     chosen = covering(list(product(*map(range, map(len, lists)))), places)
     return [tuple(axis[i] for axis, i in zip(lists, each, strict=True)) for each in chosen]
 
 
 def every(*axes: Iterable[Any]) -> list[tuple[Any, ...]]:
-    """Returns as many tuples as the longest axis has values; shorter axes repeat theirs. For axes that
-    do not interact. In the long profile, all tuples."""
+    """Returns as many tuples as the longest axis has values; shorter axes repeat theirs. For axes
+    that do not interact. In the long profile, all tuples."""
     lists = [list(axis) for axis in axes]
     if LONG:
         return list(product(*lists))
