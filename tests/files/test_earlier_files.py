@@ -105,7 +105,7 @@ OTHERS: dict[str, Callable[[Path], Path]] = {
         save(earlier(lambda s: s.pop("a.scheme")))
     ),
     "a.scale is missing": _write(save(earlier(lambda s: s.pop("a.scale")))),
-    r"the skeleton has a\.weight, b\.weight": _write(
+    r"it lacks a\.weight, b\.weight": _write(
         save({"on": torch.ones(3) > 0, "a.bias": torch.ones(6)})
     ),
     "a.codes is torch.int16": _write(

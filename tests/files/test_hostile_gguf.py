@@ -103,7 +103,7 @@ GGUF: dict[str, bytes] = {
     "the field a takes 73786976294838206460 bytes": gguf_of(
         [field(b"a", ARRAY, struct.pack("<IQ", U32, 2**64 - 1))], []
     ),
-    "the field a has 1152921504606846976 texts": gguf_of(
+    "the field a has 1152921504606846976 strings": gguf_of(
         [field(b"a", ARRAY, struct.pack("<IQ", TEXT, 2**60))], []
     ),
     "has the field a twice": gguf_of([field(b"a", U32, bytes(4))] * 2, []),

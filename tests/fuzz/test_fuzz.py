@@ -198,7 +198,7 @@ def _written_weights_unseen(patch: pytest.MonkeyPatch) -> None:
 
 def _stale_weights(patch: pytest.MonkeyPatch) -> None:
     """A packed weight does not notice that its weight changed."""
-    patch.setattr(cache._Entry, "knows", lambda *_: True)
+    patch.setattr(cache._CachedWeight, "knows", lambda *_: True)
 
 
 def _unseen_writes(patch: pytest.MonkeyPatch) -> None:

@@ -76,11 +76,12 @@ def test_a_text_is_the_same_whatever_is_beside_it(model: Any, ran: list[tuple[in
 
 
 def test_fewer_texts_are_filled_up_to_the_sizes_asked_for(model: Any) -> None:
+    before = {key[0] for key in model.forward.runners}  # other tests have other batches
     logits(model, [0, 1, 2])
     logits(model, [0, 1])
-    assert {key[0] for key in model.forward.runners} <= {1, 4, 8}
+    assert {key[0] for key in model.forward.runners} <= before | {1, 4, 8}
     logits(model, [0, 1, 2, 3, 4])
-    assert {key[0] for key in model.forward.runners} == {1, 4, 8}
+    assert {4, 8} <= {key[0] for key in model.forward.runners} <= before | {1, 4, 8}
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ MISTAKES: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "positions of other tokens": (
         {"input_ids": ids(1, 4), "position_ids": FOUR[:, :3]}, RuntimeError, "match the size",
     ),
-    "too many tokens": ({"input_ids": ids(1, 65)}, ValueError, "65 tokens behind 0"),
+    "too many tokens": ({"input_ids": ids(1, 65)}, ValueError, "65 tokens after 0"),
 }  # fmt: skip
 
 

@@ -150,7 +150,7 @@ def test_no_more_tokens_than_there_is_room_for(model: Any) -> None:
         with pytest.raises(ValueError, match=f"are {whole} tokens, .* room for 96: .*="):
             said(model, tokens, max_new_tokens=new, streamer=_Heard(heard))
     assert all(len(tokens) > 1 for tokens in heard)  # the prompts alone
-    with pytest.raises(ValueError, match=r"97 tokens behind 0 .*max_length="), torch.no_grad():
+    with pytest.raises(ValueError, match=r"97 tokens after 0 .*max_length="), torch.no_grad():
         model(ids(1, 97), past_key_values=DynamicCache(), use_cache=True)
 
 
