@@ -3,7 +3,7 @@ outliers, packing and training."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TypeVar
 
@@ -71,17 +71,24 @@ class MachineCost:
         except Unmeasured:
             pass
         finally:
-            for each in used:
-                if isinstance(each, KeptTable):
-                    each.keep()
+            _keep(used)
         try:
             found = answer(default)
         except Unmeasured:  # a family without defaults is measured, however long it takes
             with unlimited():
-                return answer(measured)
+                measured_now = answer(measured)
+            _keep(used)
+            return measured_now
         if isinstance(found, Estimate):
             return replace(found, source=f"by defaults of {family_of(isa)}, not measured here")
         return found
+
+
+def _keep(tables: Iterable[Times]) -> None:
+    """Writes to disk what was measured for these tables."""
+    for each in tables:
+        if isinstance(each, KeptTable):
+            each.keep()
 
 
 def _estimated(find: Find, work: Work) -> Estimate:

@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
+from qfx.io.errors import UserError
+
 VARIABLE = "QFX_MEASURING_SECONDS"
 SECONDS = 1.5  # together with the last cell and the kernels, below 2
 _UNLIMITED: ContextVar[bool] = ContextVar("unlimited", default=False)
@@ -42,7 +44,7 @@ class Spending:
         except ValueError:
             seconds = -1.0
         if not seconds >= 0:
-            raise ValueError(f"{VARIABLE}={text!r} is not a number of seconds")
+            raise UserError(f"{VARIABLE}={text!r} is not a number of seconds")
         return seconds
 
     @property

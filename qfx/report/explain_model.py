@@ -115,7 +115,7 @@ def _inputs(args: Sequence[Any], kwargs: Mapping[str, Any]) -> CallInputs | str:
     """The inputs for further runs, or why there are none."""
     try:
         return CallInputs(args, kwargs)
-    except Exception as why:
+    except Exception as why:  # copying the user's objects may fail with any exception
         return f"the inputs cannot be copied for another run: {_first_line(why)}"
 
 
