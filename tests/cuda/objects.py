@@ -60,7 +60,11 @@ def extension() -> Path:
 
 
 def objects() -> list[Path]:
-    return sorted(build().glob("CMakeFiles/qfx_cuda*.dir/**/*.cu.o"))
+    """The objects of the present sources: a kept build still has those of renamed files."""
+    compiled = build().glob("CMakeFiles/qfx_cuda*.dir/**/*.cu.o")
+    sources = {source.name for source in (ROOT / "csrc" / "cuda").rglob("*.cu")}
+    sources |= {f"{kernel}.cu" for kernel in HOPPER}
+    return sorted(path for path in compiled if path.name.removesuffix(".o") in sources)
 
 
 def _cuobjdump(*arguments: str) -> str:

@@ -25,12 +25,12 @@ INSTRUCTIONS = [
     (source, architecture, pattern)
     for source, patterns in {
         "binary": (r"BMMA\..*POPC", r"LDSM\.16\.M88\.4"),
+        "copy_rows": (r"IDP\.4A\.S8\.S8", r"STG\.E\.128(\.SYS)?"),
         "dequantize": (r"LDG\.E\.EF\.128(\.SYS)?", r"STG\.E\.128(\.SYS)?"),
         "fake_quantize": (r"LDG\.E\.EF\.128(\.SYS)?", r"STG\.E\.128(\.SYS)?"),
         "gemm": (r"IMMA\..*S8\.S8", r"LDSM\.16\.M88\.4"),
         "gemv": (r"LDG\.E\.EF\.128(\.SYS)?", r"LDG\.E\.64(\.SYS)?", r"PRMT"),
         "groups": (r"IMMA\..*S8\.S8", r"LDSM\.16\.M88\.4"),
-        "moves": (r"IDP\.4A\.S8\.S8", r"STG\.E\.128(\.SYS)?"),
         "pack": (r"IDP\.4A\.S8\.S8", r"LDG\.E\.EF(\.SYS)?"),
         "quantize": (r"LDG\.E\.EF\.128(\.SYS)?", r"STG\.E\.64(\.SYS)?"),
         "rotate": (r"LDG\.E\.EF\.128(\.SYS)?", r"STG\.E\.128(\.SYS)?", r"SHFL\.BFLY"),

@@ -61,7 +61,7 @@ void check_zero_point(const char* op, const Tensor& zero_point, int64_t rows);
 
 Tensor empty_on_cpu(const std::vector<int64_t>& shape, ScalarType dtype);
 
-// Memory for a packed weight; when it is freed, it is no longer known to be whole (whole.h).
+// Memory for a packed weight; when it is freed, it is no longer known to be whole (integrity.h).
 Tensor empty_packed(int64_t size);
 
 void check_bias(const char* op, const std::optional<Tensor>& bias, int64_t n);

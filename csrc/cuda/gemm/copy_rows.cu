@@ -1,4 +1,4 @@
-// Matrices moved into rows: moves.h.
+// Matrices moved into rows: copy_rows.h.
 #include "cuda/core/warp.cuh"
 #include "cuda/gemm/copy_rows.h"
 #include "cuda/gemm/plan.h"
