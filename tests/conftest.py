@@ -30,7 +30,7 @@ from qfx.cost.table_file import TableFile
 from qfx.cost.workloads import KINDS
 from qfx.io.disk_memo import is_switch
 from qfx.rewriting import verify as verifying
-from qfx.values.floats import FLOATS
+from qfx.values.limits import FLOATS
 from tests.lib.costs import FIXED, FIXED_COSTS, known
 
 THREADS = 2

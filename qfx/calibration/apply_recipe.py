@@ -9,8 +9,7 @@ from typing import Any
 from torch import fx
 
 from qfx.cost.model import Costs
-from qfx.dynamo_backend.captured_graphs import watch
-from qfx.dynamo_backend.rewritten_graphs import rewritten
+from qfx.dynamo_backend.captured_graphs import rewritten, watch
 from qfx.pipeline import Context
 from qfx.plan.plan import Plan
 from qfx.values.config import Config

@@ -20,13 +20,12 @@ from qfx.dynamo_backend.recompilation import forget, mark_repacked, reporter
 from qfx.graph.capture import clone, targets
 from qfx.graph.faults import is_fault
 from qfx.host.autograd import below_autograd
-from qfx.host.dynamo import aot_eager
+from qfx.host.dynamo import aot_eager, trace_artifact
 from qfx.host.frame import Surroundings, surroundings
 from qfx.host.inductor import inductor
-from qfx.host.logs import trace_artifact
 from qfx.host.source_text import released_source_texts
 from qfx.io.digest import own_digest
-from qfx.io.printable import printable
+from qfx.io.errors import printable
 from qfx.match.module_smoothing import note_factors, tie_to_modules
 from qfx.match.naming import name_nodes
 from qfx.match.per_layer import compile_per_layer
@@ -35,8 +34,7 @@ from qfx.pipeline import Context, run_passes
 from qfx.plan import unrecognized as unserved
 from qfx.plan.by_cost import tie_to_sizes
 from qfx.plan.plan import Plan
-from qfx.rewriting.constants import NewInputs, as_placeholders
-from qfx.rewriting.inputs import drop_unused_inputs
+from qfx.rewriting.constants import NewInputs, as_placeholders, drop_unused_inputs
 from qfx.values.config import Config, parse_options
 from qfx.weights.cache import CACHE
 from qfx.weights.feed import example_inputs as fed_examples

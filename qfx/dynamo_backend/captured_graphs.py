@@ -1,12 +1,15 @@
 """Watch: runs a model in float and passes every graph that Dynamo captures to a watcher.
 
-The watcher is a function (graph, prefixes, arguments) -> outputs, with prefixes as for `match`.
+The watcher is a function (graph, prefixes, arguments) -> outputs, with prefixes as for `match`. It
+may run the graph in int8 by `rewritten`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,6 +26,9 @@ from qfx.io.errors import UserError
 from qfx.match.module_smoothing import note_factors, tie_to_modules
 from qfx.match.naming import name_nodes
 from qfx.match.per_layer import capture_per_layer
+from qfx.pipeline import Context, run_passes
+from qfx.rewriting.constants import NewInputs, as_placeholders, drop_unused_inputs
+from qfx.weights.feed import with_packed_weights
 from qfx.weights.model_restore import restore_later
 
 Watcher = Callable[[fx.GraphModule, Mapping[str, str], Sequence[Any]], Any]
@@ -110,3 +116,14 @@ def _watched(graph: fx.GraphModule, frame: Frame) -> Callable[..., Any]:
         return _WATCHER.get()(graph, frame.prefixes(), arguments)
 
     return run
+
+
+def rewritten(gm: fx.GraphModule, context: Context) -> Callable[..., Any]:
+    """Returns a function of the arguments of `gm` that runs a rewritten copy of it node by node,
+    with packed weights; nothing is compiled. Raises what `run_passes` does."""
+    copy, added = clone(gm), NewInputs()
+    run_passes(copy, replace(context, provide=partial(as_placeholders, added=added)))
+    if not added:
+        return copy.forward
+    feed = drop_unused_inputs(copy, added)  # before `forward` is read: it recompiles
+    return with_packed_weights(copy.forward, feed)

@@ -15,9 +15,9 @@ from weakref import WeakKeyDictionary
 from torch import fx
 
 from qfx.graph.capture import REPACKED
+from qfx.host.distributed import gathered_weights
 from qfx.host.dynamo import compile_anew
 from qfx.host.frame import Surroundings
-from qfx.host.fsdp import gathered_weights
 from qfx.host.nodes import source_text
 
 _REWRITTEN: WeakKeyDictionary[CodeType, set[str]] = WeakKeyDictionary()  # frame -> Dynamo's names

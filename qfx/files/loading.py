@@ -15,16 +15,14 @@ from torch import Tensor, nn
 from qfx.files.foreign.format_detection import foreign_of
 from qfx.files.foreign.state_dict_import import Imported, imported
 from qfx.files.foreign.weight import Activations
-from qfx.files.made_buffers import buffers_of
 from qfx.files.manifest import MARK, NAME, File, Manifest, manifest_of
+from qfx.files.model_state import buffers_of
 from qfx.files.skeleton import Fitted, fill, fitted
 from qfx.files.tensor_file import TensorEntry, TensorIndex, open_table, tensors_of
 from qfx.host.dynamo import uncompiled_module
-from qfx.io.errors import UserError
-from qfx.io.json_text import parsed
-from qfx.io.printable import printable
+from qfx.io.errors import UserError, printable
 from qfx.io.recipe_files import LARGEST
-from qfx.io.safe_read import FileSnapshot, bytes_of, snapshot_of
+from qfx.io.safe_read import FileSnapshot, bytes_of, parsed, snapshot_of
 from qfx.nn.linear_like import as_linear
 from qfx.nn.loading import StoredModule
 from qfx.values.config import Config, Configurable

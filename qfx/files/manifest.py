@@ -9,11 +9,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from qfx.io.errors import UserError
-from qfx.io.json_text import parsed
-from qfx.io.printable import printable
+from qfx.io.errors import UserError, printable
 from qfx.io.recipe_files import LARGEST, MODEL
-from qfx.io.safe_read import bytes_of
+from qfx.io.safe_read import bytes_of, parsed
 
 NAME = MODEL
 MARK = "qfx_model"

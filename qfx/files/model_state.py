@@ -3,7 +3,7 @@ it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -11,12 +11,16 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from qfx.files.tensor_file import NAMES
-from qfx.host.fsdp import is_sharded
+from qfx.host.distributed import is_sharded
 from qfx.host.tensors import has_values, wraps_tensors
 from qfx.io.errors import UserError
 from qfx.nn.loading import Checked, StoredModule
 from qfx.nn.stored_modules import stored_linears
 from qfx.weights.change_detection import place_of
+
+# Compute buffers that are in no file, for models on the meta device; qfx.hf adds that of
+# transformers.
+MAKERS: list[Callable[[nn.Module], dict[str, Tensor]]] = []
 
 
 class ModelState(NamedTuple):
@@ -64,6 +68,12 @@ def derived_buffers(model: nn.Module, state: Mapping[str, Any]) -> dict[str, Ten
     made = {f"{name}.{own}" for name, m in stored_linears(model) for own in m.UNSAVED}
     buffers = dict(model.named_buffers(remove_duplicate=False))
     return {n: b for n, b in buffers.items() if n not in state and n not in made}
+
+
+def buffers_of(skeleton: nn.Module) -> dict[str, Tensor]:
+    """Returns values, by name, for buffers of `skeleton` that are on the meta device and that
+    `MAKERS` can compute."""
+    return {name: tensor for make in MAKERS for name, tensor in make(skeleton).items()}
 
 
 def _unstorable(value: Any) -> str:

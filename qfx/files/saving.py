@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
 
 from torch import Tensor, nn
 
-from qfx.files.leftovers import remove_leftovers
-from qfx.files.manifest import FORMAT, MARK, NAME, File, Manifest, read_manifest, tensor_file_name
+from qfx.files.manifest import (
+    FORMAT,
+    MARK,
+    NAME,
+    File,
+    Manifest,
+    is_tensor_file_name,
+    read_manifest,
+    tensor_file_name,
+)
 from qfx.files.model_state import ModelState, state_of
-from qfx.files.tensor_file import safetensors, write_tensors
+from qfx.files.tensor_file import safetensors, table_of, write_tensors
 from qfx.host.dynamo import uncompiled_module
-from qfx.io.atomic_write import Partial, naming, sync_folder, write_bytes
+from qfx.io.atomic_write import Partial, naming, remove_partials, sync_folder, write_bytes
 from qfx.io.errors import UserError
 from qfx.io.folder_lock import locked, made_folder
-from qfx.io.recipe_files import RecipeFiles, current_recipe, one_of_two, settle
+from qfx.io.recipe_files import RecipeFiles, current_recipe, one_of_two, settle, sweep_codes
 from qfx.values.recipe import Recipe
 
 SHARD_SIZE = 2_000_000_000
@@ -68,7 +76,7 @@ def save(
         finally:
             settle(folder / RECIPE)
             if alone:
-                remove_leftovers(folder, RECIPE)
+                _remove_leftovers(folder, RECIPE)
 
 
 def _shards(state: ModelState, limit: int) -> list[dict[str, Tensor]]:
@@ -151,3 +159,25 @@ def _write_tensors(
         partial.write(write)
         partial.move(folder / tensor_file_name(digest), like=folder / NAME)
     return tensor_file_name(digest), File(size, digest, tuple(tensors))
+
+
+def _remove_leftovers(folder: Path, recipe: str) -> None:
+    """Removes partial files of dead processes, tensor files that `save` wrote and qfx.json does not
+    name, and code files that the recipe does not name. `recipe`: the name of its file.
+
+    The caller must hold the lock of the folder. Files of other programs are kept, and so are files
+    that cannot be read or removed.
+    """
+    remove_partials(folder)
+    sweep_codes(folder / recipe)
+    with suppress(OSError, UserError):
+        named = read_manifest(folder).files if (folder / NAME).exists() else {}
+        for path in [*folder.iterdir()]:
+            if is_tensor_file_name(path.name) and path.name not in named:
+                _remove_if_ours(path)
+
+
+def _remove_if_ours(path: Path) -> None:
+    with suppress(OSError, UserError):
+        if MARK in table_of(path).metadata:
+            path.unlink()

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from qfx.files.model_state import derived_buffers, ties
 from qfx.files.tensor_file import TensorEntry
-from qfx.io.errors import UserError
-from qfx.io.printable import printable
+from qfx.io.errors import UserError, printable
 from qfx.nn.embedding import Embedding
 from qfx.nn.linear import Linear
 from qfx.nn.linear_like import as_linear, is_embedding

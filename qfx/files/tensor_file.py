@@ -22,10 +22,8 @@ from typing import Any, BinaryIO, NamedTuple
 import torch
 from torch import Tensor
 
-from qfx.io.errors import UserError
-from qfx.io.json_text import parsed
-from qfx.io.printable import printable
-from qfx.io.safe_read import first_bytes, missing_as_os_error, opened
+from qfx.io.errors import UserError, printable
+from qfx.io.safe_read import first_bytes, missing_as_os_error, opened, parsed
 from qfx.weights.huge_pages import Room
 
 DTYPES = {

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, PreTrainedModel
 
-from qfx.generate.private_names import ATTENTION
+from qfx.generate.model_state import ATTENTION
 from qfx.hf.kv_layer import KVLayer
 
 _NAME, _GIVEN = "qfx_cached", "qfx_given"

@@ -14,7 +14,7 @@ from transformers.generation.utils import GenerationMixin
 
 from qfx.generate.cross_steps import CrossSteps, positions_of, written_layers
 from qfx.generate.layout import CacheLayout, with_rings, without_rings
-from qfx.generate.private_names import PREPARES_CACHE
+from qfx.generate.model_state import PREPARES_CACHE
 from qfx.generate.steps import Steps
 from qfx.hf.kv_layer import KVLayer
 from qfx.hf.layer_kinds import layer_kinds, windows

@@ -15,7 +15,7 @@ from qfx.generate.buckets import INTEGERS, MOST_ROWS, bucket_for, padded
 from qfx.generate.masks import Places
 from qfx.generate.program_file import check_steps, program_file
 from qfx.io.errors import UserError
-from qfx.io.json_text import parsed
+from qfx.io.safe_read import parsed
 from qfx.ops.kv_cache import kv_empty
 from qfx.programs import Runner
 from qfx.programs.inputs import Bound

@@ -15,8 +15,8 @@ from qfx.generate.build_lock import building_alone
 from qfx.generate.float32_steps import float32_vectors
 from qfx.generate.model_state import settings_of, tensors_of, values_of, why_none
 from qfx.generate.program_cache import read_or_build
-from qfx.generate.shared_factors import equal_factors
 from qfx.generate.step_graph import step_graph
+from qfx.generate.step_modules import equal_factors
 from qfx.host.source_text import released_source_texts
 from qfx.nn.contiguous_weights import make_contiguous
 from qfx.programs import Runner, build

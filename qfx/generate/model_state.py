@@ -10,13 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from qfx.generate.private_names import ATTENTION
 from qfx.generate.step_modules import named_tensors
 from qfx.host.modules import backward_hooks, forward_hooks, unsaved_buffers
 from qfx.weights.change_detection import Stamp, stamp_of
 
 PROGRAMS = {torch.float32, torch.bfloat16, torch.float16}  # supported dtypes of parameters
 _PLAIN = (bool, int, float, str)
+# Private names of transformers that have no public equivalent; tests fail if one is removed.
+ATTENTION = "_attn_implementation"  # attribute of a config: the name of its attention function
+PREPARES_CACHE = "_prepare_cache_for_generation"  # method of a model: gets the largest length
 _CAPTURES = "transformers.utils.output_capturing"
 NOT_OWN = frozenset(vars(nn.Module()))
 

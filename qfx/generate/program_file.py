@@ -19,8 +19,7 @@ from torch import Tensor
 
 from qfx.generate.buckets import MOST_ROWS, ROWS
 from qfx.generate.layout import CacheLayout, with_rings
-from qfx.io.errors import UserError
-from qfx.io.printable import printable
+from qfx.io.errors import UserError, printable
 from qfx.ops.kv_blocks import TOKENS
 from qfx.ops.kv_cache import kv_shapes
 from qfx.programs import Runner

@@ -27,8 +27,7 @@ from qfx.generate.masks import named
 from qfx.generate.model_output import EncoderOutput
 from qfx.generate.model_state import is_capped, makes_masks
 from qfx.generate.rotary import keep_frequencies
-from qfx.generate.shared_factors import share_factors
-from qfx.generate.step_modules import ServedLinear, is_served
+from qfx.generate.step_modules import ServedLinear, is_served, share_factors
 from qfx.hf.cross_kv_layer import CrossKVLayer
 from qfx.hf.kv_layer import NAMES, KVLayer
 from qfx.pipeline import rewrite

@@ -26,8 +26,7 @@ from qfx.generate.layout import CacheLayout
 from qfx.generate.masks import Places
 from qfx.generate.model_output import decoder_only_output, selected_logits
 from qfx.generate.model_programs import Key, ModelPrograms
-from qfx.generate.model_state import values_of
-from qfx.generate.private_names import PREPARES_CACHE
+from qfx.generate.model_state import PREPARES_CACHE, values_of
 from qfx.generate.request import (
     Request,
     as_modules_would,

@@ -11,7 +11,7 @@ except ImportError as why:
         'qfx.hf needs transformers 5 or later: pip install "qfx[hf]" brings it'
     ) from why
 
-from qfx.files.made_buffers import MAKERS
+from qfx.files.model_state import MAKERS
 from qfx.hf.config import QfxConfig
 from qfx.hf.kv_cache import KVCache
 from qfx.hf.made_buffers import made_buffers

@@ -11,14 +11,12 @@ from typing import Any
 from transformers.quantizers import register_quantization_config
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
-from qfx.io.errors import UserError
-from qfx.io.printable import printable
+from qfx.io.errors import UserError, printable
 from qfx.io.safe_read import inside, relative
 from qfx.nn.scheme_tensor import LENGTH
 from qfx.values.config import Config
 from qfx.values.recipe import Recipe
-from qfx.values.scheme import Scheme
-from qfx.values.scheme_json import scheme_from
+from qfx.values.scheme import Scheme, scheme_from
 
 METHOD = "qfx"
 FORMAT = 1

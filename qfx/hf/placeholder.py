@@ -7,8 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from qfx.io.errors import UserError
-from qfx.io.printable import printable
+from qfx.io.errors import UserError, printable
 from qfx.nn.embedding import Embedding
 from qfx.nn.linear_like import as_linear
 from qfx.nn.loading import StoredModule

@@ -15,8 +15,7 @@ from qfx.hf.placeholder import MARK, Placeholder
 from qfx.hf.save_check import check_one_save, mark_save
 from qfx.hf.state_dict import marked_state, scheme_numbers
 from qfx.hf.tensor_parallel import LaterPlan, gathered, whole
-from qfx.io.errors import UserError
-from qfx.io.printable import printable
+from qfx.io.errors import UserError, printable
 from qfx.nn.embedding import Embedding
 from qfx.nn.linear import Linear
 from qfx.nn.linear_like import is_embedding, is_transposed

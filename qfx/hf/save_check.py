@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from qfx.files.tensor_file import safetensors
-from qfx.io.errors import UserError
-from qfx.io.printable import printable
+from qfx.io.errors import UserError, printable
 
 KEY = "qfx_save"
 

@@ -18,7 +18,7 @@ from transformers.distributed.tensor_parallel import (
 )
 
 from qfx.host.tensors import is_distributed
-from qfx.io.printable import printable
+from qfx.io.errors import printable
 from qfx.nn.linear import Linear
 from qfx.nn.quantized_weight import QuantizedWeight
 

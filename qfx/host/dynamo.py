@@ -1,4 +1,5 @@
-"""Dynamo, except for the compiled frame: guards, recompilation, its messages, and its wrappers."""
+"""Dynamo, except for the compiled frame: guards, recompilation, its messages, PyTorch's structured
+trace, and the wrappers of compiled models."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ from contextlib import contextmanager
 from types import CodeType
 from typing import Any
 
+import torch
 from torch import nn
 
 
@@ -71,6 +73,16 @@ def said_of_breaks() -> Counter[str]:
 
     kinds = ("graph_break", "unimplemented")  # a function was split, or given up as a whole
     return sum((Counter(counters[kind]) for kind in kinds), Counter[str]())
+
+
+def trace_artifact(name: str, text: Callable[[], str]) -> None:
+    """Adds a text to PyTorch's structured trace, which `TORCH_TRACE` writes and tlparse shows.
+    `text` is called only if a trace is written."""
+    torch._logging.trace_structured(
+        "artifact",
+        metadata_fn=lambda: {"name": name, "encoding": "string"},
+        payload_fn=text,
+    )
 
 
 def control_flow() -> tuple[type[BaseException], ...]:

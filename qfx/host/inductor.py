@@ -1,14 +1,15 @@
-"""Inductor as the compiler of rewritten graphs: its options, and checks that its code may omit."""
+"""Inductor as the compiler of rewritten graphs: its options, checks that its code may omit, and
+additions to the keys of PyTorch's caches."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch import fx
 
-from qfx.host.cache_keys import in_cache_keys
 from qfx.host.operators import OpOverload, OpOverloadPacket
 
 Compiled = Callable[..., Any]
@@ -36,6 +37,16 @@ def inductor(
             return compile_fx(gm, inputs, config_patches=patches)  # type: ignore[return-value]
 
     return compile_graph
+
+
+def in_cache_keys(digest: str) -> AbstractContextManager[Any]:
+    """Returns a context in which `digest` is part of the cache keys, after the user's own tag.
+
+    Backward formulas are traced into the compiled code, and AOTAutograd's cache on disk knows only
+    the forward graph. Without `digest`, a changed formula would be served from an old cache.
+    """
+    config = torch.compiler.config
+    return config.patch(cache_key_tag=f"{config.cache_key_tag}{digest}")  # type: ignore[attr-defined,no-any-return]
 
 
 def settings(gm: fx.GraphModule, known: set[str]) -> dict[str, Any]:

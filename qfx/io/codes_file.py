@@ -15,8 +15,7 @@ from typing import Any
 
 from torch import Tensor
 
-from qfx.io.errors import UserError
-from qfx.io.printable import printable
+from qfx.io.errors import UserError, printable
 from qfx.io.safe_read import missing_as_os_error, opened
 
 _MARK = {"qfx_codes": "1"}  # version of the file, in its header

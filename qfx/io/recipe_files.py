@@ -30,11 +30,9 @@ from qfx.io.codes_file import (
     read_codes,
     remove_codes,
 )
-from qfx.io.errors import UserError
+from qfx.io.errors import UserError, printable
 from qfx.io.folder_lock import locked
-from qfx.io.json_text import parsed
-from qfx.io.printable import printable
-from qfx.io.safe_read import bytes_of, snapshot_of
+from qfx.io.safe_read import bytes_of, parsed, snapshot_of
 
 MODEL = "qfx.json"  # the description of a model that `qfx.save` wrote
 LARGEST = 2**28  # largest size in bytes of a JSON file

@@ -1,17 +1,18 @@
-"""Opens and reads files in such a way that no path can make qfx wait or read forever."""
+"""Reads untrusted files: no path can make qfx wait or read forever, and JSON is parsed strictly."""
 
 from __future__ import annotations
 
 import errno
+import json
 import os
 import stat
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
-from qfx.io.errors import UserError
-from qfx.io.printable import printable
+from qfx.io.errors import UserError, printable
 
 _KINDS = {
     stat.S_IFIFO: "a pipe", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device",
@@ -105,3 +106,25 @@ def relative(name: str, at: str) -> Path:
             "a model may name nothing else"
         )
     return path
+
+
+def parsed(text: str, refusal: str) -> Any:
+    """Parses a JSON text. Raises UserError, whose message begins with `refusal`, for invalid JSON,
+    for text that is nested too deeply, and for an object with a repeated key."""
+
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        counts = Counter(key for key, _ in pairs)
+        if twice := [key for key, count in counts.items() if count > 1]:
+            raise UserError(f"{refusal}: {twice[0]!r} stands twice in one object")
+        return dict(pairs)
+
+    try:
+        return json.loads(text, object_pairs_hook=once)
+    except json.JSONDecodeError as why:
+        raise UserError(f"{refusal}: it is not JSON, {why}") from None
+    except RecursionError:
+        raise UserError(f"{refusal}: it is nested too deeply") from None
+    except UserError:
+        raise
+    except ValueError as why:  # a number of thousands of digits
+        raise UserError(f"{refusal}: {why}") from None

@@ -31,7 +31,7 @@ from qfx.match.products import product
 from qfx.match.refusals import of_operands
 from qfx.match.site import Site
 from qfx.match.spellings import operands, spelling
-from qfx.values.floats import FLOATS, LARGEST_K, short
+from qfx.values.limits import FLOATS, LARGEST_K, short
 
 _PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from qfx.host.autograd import in_compiled_backward
 from qfx.host.gpu_build import why_not
-from qfx.values.floats import short, unserved_type
+from qfx.values.limits import short, unserved_type
 
 
 def of_operands(operands: Mapping[str, Any]) -> str | None:

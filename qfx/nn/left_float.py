@@ -12,7 +12,7 @@ from qfx.nn.linear_like import is_linear, sizes_of
 from qfx.nn.loading import Checked
 from qfx.nn.selection import why_faulty, why_not_taken
 from qfx.values.config import Config
-from qfx.values.few_features import why_few_features
+from qfx.values.limits import why_few_features
 from qfx.values.select import left_out
 
 _NOTED: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from qfx.host.subclasses import as_parameter
 from qfx.host.tensors import is_distributed
 from qfx.nn.bias_warning import watch
-from qfx.nn.frozen_state import PARTS, FrozenState, kinds, taken_from
-from qfx.nn.legacy_pickles import from_legacy_state
+from qfx.nn.frozen_state import PARTS, TENSORS, FrozenState, kinds, taken_from
 from qfx.nn.loading import Kind, State, StoredModule, check_finite, check_kind, placed
 from qfx.nn.quantized_weight import QuantizedWeight
 from qfx.nn.scheme_tensor import KEY, read, scheme_of
@@ -20,7 +19,7 @@ from qfx.nn.serialized_weight import SAVED, code_shapes
 from qfx.nn.state_part import StatePart
 from qfx.nn.weight_parts import OPTIONAL, frozen_of, parts_of, scheme_part, weight_of
 from qfx.ops.lowbit_packing import has_minimums
-from qfx.values.floats import FLOATS
+from qfx.values.limits import FLOATS
 
 
 class LinearState(StoredModule):
@@ -180,5 +179,23 @@ class LinearState(StoredModule):
         watch(self)  # type: ignore[arg-type]
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
-        super().__setstate__(from_legacy_state(state) if "scheme" in state else dict(state))
+        super().__setstate__(_from_legacy_state(state) if "scheme" in state else dict(state))
         watch(self)  # type: ignore[arg-type]
+
+
+def _from_legacy_state(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the attributes of a module, from the state that an earlier version of qfx pickled.
+
+    That state has an attribute `scheme` and the tensors as buffers. In the oldest pickles the
+    buffer with the codes is called `packed`.
+    """
+    made, buffers = dict(state), dict(state["_buffers"])
+    if "codes" not in buffers:
+        buffers["codes"] = buffers.pop("packed")
+    found = {name: buffers.pop(name, None) for name in TENSORS}
+    buffers.pop("packed", None)
+    tensors = {name: tensor for name, tensor in found.items() if tensor is not None}
+    n, k = made["out_features"], made["in_features"]
+    weight = weight_of(FrozenState(made.pop("scheme"), tensors), n, k, torch.float32)
+    own = {"weight": as_parameter(weight), **made["_parameters"]}
+    return made | {"_parameters": own, "_buffers": buffers}

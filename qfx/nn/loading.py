@@ -17,7 +17,7 @@ from qfx.host.modules import register_once
 from qfx.host.tensors import has_values
 from qfx.nn.hook_transfer import sizes
 from qfx.nn.scheme_tensor import KEY
-from qfx.values.floats import FLOATS
+from qfx.values.limits import FLOATS
 
 State = Mapping[str, Any]
 Kind = tuple[torch.dtype, tuple[int, ...]]  # of a tensor: its type and shape

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from qfx.host.tensors import has_values
 from qfx.nn.loading import Checked, State, check_kind, fault_of
 from qfx.nn.scheme_tensor import KEY, of_earlier, read
-from qfx.values.floats import FLOATS
+from qfx.values.limits import FLOATS
 
 
 class TrainedState(Checked):

@@ -18,7 +18,7 @@ from qfx.nn.replace import replace
 from qfx.nn.selection import Selection, refuse, select_modules
 from qfx.nn.stored_modules import notify_listeners
 from qfx.values.config import Config, Configurable
-from qfx.values.few_features import why_few_features
+from qfx.values.limits import why_few_features
 from qfx.values.scheme import Scheme
 from qfx.values.site_recipe import SiteRecipe
 from qfx.weights.offload import drop_file_pages

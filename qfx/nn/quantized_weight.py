@@ -17,7 +17,7 @@ from qfx.nn.frozen import Frozen, Prepared, cut, each, float_weight, freeze, pre
 from qfx.nn.sharded_weight import ShardedWeight
 from qfx.nn.weight_view import WeightView
 from qfx.ops.storage import Values, values_of
-from qfx.values.floats import FLOATS
+from qfx.values.limits import FLOATS
 from qfx.values.scheme import Scheme
 from qfx.values.site_recipe import SiteRecipe
 

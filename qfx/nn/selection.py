@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
 
-from qfx.host.fsdp import is_sharded
+from qfx.host.distributed import is_sharded
 from qfx.nn.hook_transfer import obstacles, parametrized
 from qfx.nn.linear_like import (
     as_linear,

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 from qfx.host.tensors import has_values
-from qfx.values.floats import LARGEST_K, unserved_type
+from qfx.values.limits import LARGEST_K, unserved_type
 from qfx.weights.offload import drop_file_pages
 
 _LARGEST = 2.0**100  # rotated sums and scales of smaller values are finite in float32

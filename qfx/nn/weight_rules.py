@@ -18,7 +18,7 @@ from qfx.nn.frozen import Frozen, each, linear, moved
 from qfx.nn.quantized_weight import QuantizedWeight
 from qfx.nn.weight_view import WeightView
 from qfx.ops.storage import Values, packed_values
-from qfx.values.floats import FLOATS
+from qfx.values.limits import FLOATS
 
 aten = torch.ops.aten
 

@@ -14,7 +14,7 @@ from qfx.host.shapes import hint
 from qfx.match.site import Site
 from qfx.ops.forms import form_of
 from qfx.plan.breakeven import condition, holds_for_captured, why_untied
-from qfx.plan.constraints import impossible
+from qfx.plan.exclusions import impossible
 from qfx.plan.plan import Entry, Plan
 from qfx.values.config import Config
 from qfx.values.scheme import Scheme

@@ -1,5 +1,5 @@
-"""Exclusions: matmuls that stay float, whatever their predicted gain, unless a recipe names
-them."""
+"""Exclusions: matmuls that stay float, whatever their predicted gain, unless a recipe names them;
+and reasons why a site cannot have a certain scheme, a guard or the codes of a recipe."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from torch import fx
 
 from qfx.match.base import Match
 from qfx.match.site import Site
-from qfx.values.few_features import why_few_features
+from qfx.ops.forms import form_of, why_no_gradient, why_not_guarded
+from qfx.plan.plan import Entry
+from qfx.values.limits import why_few_features
+from qfx.values.scheme import Scheme
 
 _PERIODIC = {"sin", "cos", "sinc", "tan"}
 _LINEAR = """
@@ -30,6 +33,35 @@ def why_excluded(match: Match) -> str | None:
     however few features it has."""
     few = why_few_features(match.k) if isinstance(match, Site) else None
     return _why_angle(match) or few
+
+
+def impossible(site: Site, scheme: Scheme) -> str | None:
+    """Returns why this site cannot have this scheme, or None."""
+    form = form_of(scheme)
+    if site.trains and (why_not := why_no_gradient(scheme, site.weight_trains)):
+        return why_not
+    if lacking := form.lacking(scheme, site.device):
+        return f"{scheme}: {lacking}"
+    if (scheme.group or scheme.w.grouped) and not site.k:
+        return f"{scheme}: K is 0 or not known, so the weight cannot be cut into groups"
+    return None
+
+
+def unguardable(entry: Entry, scheme: Scheme) -> str | None:
+    """Returns why a matmul of this scheme cannot be guarded, or None."""
+    if not entry.match.weights:
+        return "both operands are activations"
+    if entry.recipe is not None and entry.recipe.outliers:
+        return "some of its features are float"
+    if entry.match.trains:
+        return "gradients are recorded"
+    return why_not_guarded(scheme)
+
+
+def why_nearest(site: Site) -> str | None:
+    """Returns why the codes of a recipe are not used, or None."""
+    why = "it trains" if site.weight_trains else site.repacked
+    return f"rounded to nearest, as its weight is packed at every call: {why}" if why else None
 
 
 def _why_angle(match: Match) -> str | None:

@@ -9,7 +9,7 @@ import sympy
 from tabulate import tabulate
 
 from qfx.cost.model import Estimate
-from qfx.io.printable import printable
+from qfx.io.errors import printable
 from qfx.match.base import FLOAT, Kind, Match, of_kind
 from qfx.ops.guard_counts import Guard
 from qfx.values.scheme import Scheme

@@ -23,8 +23,7 @@ from qfx.match.site import Site
 from qfx.ops.forms import GUARDED, form_of
 from qfx.ops.guard_counts import Guard
 from qfx.plan.by_cost import by_cost
-from qfx.plan.constraints import impossible, unguardable, why_nearest
-from qfx.plan.exclusions import why_excluded
+from qfx.plan.exclusions import impossible, unguardable, why_excluded, why_nearest
 from qfx.plan.plan import Entry, Plan
 from qfx.values.config import Config
 from qfx.values.scheme import QSpec, Scheme

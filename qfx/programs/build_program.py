@@ -21,13 +21,13 @@ from qfx._C import Program
 from qfx.graph.capture import clone
 from qfx.host.operators import OpOverload, schema
 from qfx.host.tensors import storage_key, tree_leaves
-from qfx.programs.bytecode import Instruction, Operand, Region, RegionKind, encode
+from qfx.programs.bytecode import Instruction, Operand, encode
 from qfx.programs.constant_index import slice_constant_indices
 from qfx.programs.emit import EMIT, Emitter, NodeStep, Outside, argument
 from qfx.programs.executor import Part, Run, Runner, TorchCall
 from qfx.programs.inputs import View
 from qfx.programs.lookups import as_embeddings
-from qfx.programs.memory import lay_out
+from qfx.programs.memory import Region, RegionKind, lay_out
 from qfx.programs.shapes import Shapes
 
 _CHECKS = ("_assert_tensor_metadata", "_assert_scalar", "sym_constrain_range_for_size", "_assert")

@@ -5,10 +5,10 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from enum import Enum
 
 import torch
-from torch import Tensor
+
+from qfx.programs.memory import Region
 
 MOST_AXES = 6
 ELEMENTS = {
@@ -30,32 +30,6 @@ UNARY = (
     "gelu_tanh", "relu", "cos", "sin",
 )  # fmt: skip
 BINARY = ("add", "sub", "mul", "div", "pow", "maximum", "minimum")
-
-
-class RegionKind(Enum):
-    """The owner of a region's memory."""
-
-    OWN = "of the program, reused when nobody reads it any more"
-    CONSTANT = "a parameter or a buffer"
-    NUMBER = "a number of the graph"
-    GIVEN = "an input"
-    SHARED = "between two programs, or of what PyTorch runs between them"
-    RESULT = "made anew at each run"
-
-
-@dataclass(eq=False)
-class Region:
-    """The memory of one storage. `first`, `last`: the steps between which it is needed."""
-
-    kind: RegionKind
-    bytes: int
-    tensor: Tensor | None = None  # of a constant or a number
-    first: int = -1
-    last: int = -1
-
-    def used_at(self, step: int) -> None:
-        self.first = step if self.first < 0 else self.first
-        self.last = step
 
 
 @dataclass(frozen=True)

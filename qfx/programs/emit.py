@@ -24,10 +24,9 @@ from qfx.programs.bytecode import (
     UNARY,
     Instruction,
     Operand,
-    Region,
-    RegionKind,
     contiguous_strides,
 )
+from qfx.programs.memory import Region, RegionKind
 
 
 class Outside(Exception):

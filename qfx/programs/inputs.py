@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qfx.programs.bytecode import Region
+from qfx.programs.memory import Region
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,9 @@ from torch import Tensor, fx
 from qfx.graph.activations import ACTIVATIONS
 from qfx.host.operators import schema
 from qfx.ops.code import Code
-from qfx.programs.bytecode import Operand, RegionKind
+from qfx.programs.bytecode import Operand
 from qfx.programs.emit import EMIT, Emitter, Outside, argument
+from qfx.programs.memory import RegionKind
 
 ops = torch.ops.qfx
 

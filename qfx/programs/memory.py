@@ -1,13 +1,41 @@
-"""Memory layout: the places of the regions in a program's own memory."""
+"""Regions of memory that a program uses, and their places in the memory of its own."""
 
 from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum
 
-from qfx.programs.bytecode import Region
+from torch import Tensor
 
 _LINE = 64
+
+
+class RegionKind(Enum):
+    """The owner of a region's memory."""
+
+    OWN = "of the program, reused when nobody reads it any more"
+    CONSTANT = "a parameter or a buffer"
+    NUMBER = "a number of the graph"
+    GIVEN = "an input"
+    SHARED = "between two programs, or of what PyTorch runs between them"
+    RESULT = "made anew at each run"
+
+
+@dataclass(eq=False)
+class Region:
+    """The memory of one storage. `first`, `last`: the steps between which it is needed."""
+
+    kind: RegionKind
+    bytes: int
+    tensor: Tensor | None = None  # of a constant or a number
+    first: int = -1
+    last: int = -1
+
+    def used_at(self, step: int) -> None:
+        self.first = step if self.first < 0 else self.first
+        self.last = step
 
 
 def lay_out(regions: Iterable[Region]) -> tuple[dict[Region, int], int]:

@@ -15,9 +15,10 @@ from torch import Tensor
 
 from qfx._C import Program
 from qfx.io.errors import UserError
-from qfx.programs.bytecode import ELEMENTS, Region, RegionKind, contiguous_strides
+from qfx.programs.bytecode import ELEMENTS, contiguous_strides
 from qfx.programs.executor import Run, Runner, TorchCall
 from qfx.programs.inputs import View
+from qfx.programs.memory import Region, RegionKind
 
 Described = dict[str, Any]
 _MOST = 1 << 48  # limit of a size, an offset, or a number of bytes

@@ -17,7 +17,7 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
 
-from qfx.io.printable import printable
+from qfx.io.errors import printable
 from qfx.report.report_row import Row
 
 # Stand-ins for CSS variables, which matplotlib does not know.

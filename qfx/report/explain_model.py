@@ -14,7 +14,7 @@ from torch import nn
 from qfx.cost.device_models import current_costs
 from qfx.dynamo_backend.captured_graphs import watch_compiled
 from qfx.host.dynamo import uncompiled, uncompiled_module
-from qfx.io.printable import printable
+from qfx.io.errors import printable
 from qfx.match.base import FLOAT
 from qfx.match.operator_calls import BINARY
 from qfx.nn import BinaryLinear, Linear, LSQLinear, SignLinear

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from qfx.io.printable import printable
+from qfx.io.errors import printable
 from qfx.report.report_row import Row, float_rows
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from pathlib import Path
 from tabulate import tabulate
 
 from qfx.io.atomic_write import write_text
-from qfx.io.printable import printable
+from qfx.io.errors import printable
 from qfx.match.base import FLOAT
 from qfx.nn.weight_bytes import WeightBytes, kinds
 from qfx.report.html import page

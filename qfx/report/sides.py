@@ -11,8 +11,7 @@ from torch import fx, nn
 
 from qfx.cost.model import Costs
 from qfx.cost.timing import timed
-from qfx.dynamo_backend.captured_graphs import watch_compiled
-from qfx.dynamo_backend.rewritten_graphs import rewritten
+from qfx.dynamo_backend.captured_graphs import rewritten, watch_compiled
 from qfx.host.dynamo import uncompiled
 from qfx.ops.guard_counts import taken
 from qfx.pipeline import Context

@@ -24,6 +24,7 @@ from qfx.match.site import Site
 from qfx.ops.packing import Constant, Packing, parts_of
 from qfx.rewriting.codes import PackedNodes, Provide, ProvideConstant, ProvideWeight
 from qfx.weights.cache import pack
+from qfx.weights.feed import Feed, PackedPart, WeightSource
 
 
 class Slot(NamedTuple):
@@ -223,3 +224,25 @@ def _handed_down(gm: fx.GraphModule, make: Callable[[Constant, str], fx.Node]) -
         return made[key]
 
     return provide
+
+
+def drop_unused_inputs(gm: fx.GraphModule, added: NewInputs) -> Feed:
+    """Removes the graph inputs that only int8 sites read, and returns where the other inputs come
+    from."""
+    slots = added.slots
+    new = [*(slot.nodes.nodes for slot in slots), tuple(added.constants)]
+    parts = {node: PackedPart(s, p) for s, nodes in enumerate(new) for p, node in enumerate(nodes)}
+    placeholders = [n for n in gm.graph.nodes if n.op == "placeholder"]
+    position = {n: i for i, n in enumerate(n for n in placeholders if n not in parts)}
+    sources = tuple(WeightSource(position[s.weight], s.view, s.packing) for s in slots)
+    inputs: list[int | PackedPart] = []
+    for node in placeholders:
+        if node in parts:
+            inputs.append(parts[node])
+        elif node.users or not isinstance(node.meta.get("example_value"), Tensor):
+            inputs.append(position[node])
+        else:
+            gm.graph.erase_node(node)
+            node.meta.clear()  # the graph still knows the node, and this refers to the parameter
+    gm.recompile()
+    return Feed(tuple(inputs), sources, tuple(added.constants.values()))

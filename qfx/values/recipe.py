@@ -13,11 +13,10 @@ from typing import Any
 from tabulate import tabulate
 from torch import Tensor
 
-from qfx.io.errors import UserError
-from qfx.io.printable import printable
+from qfx.io.errors import UserError, printable
 from qfx.io.recipe_files import Raw, RecipeFiles, raw_of, read_recipe, recipe_files, save_recipe
 from qfx.values.rounding import Rounding
-from qfx.values.scheme_json import list_of, scheme_from
+from qfx.values.scheme import list_of, scheme_from
 from qfx.values.site_recipe import PinnedProduct, SiteRecipe, listed
 
 VERSIONS = (1, 2)  # of the JSON; version 2 names its file of codes, which qfx 0.2 does not look for

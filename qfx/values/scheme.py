@@ -198,3 +198,20 @@ def _check_groups(x: QSpec, w: QSpec, backward: str) -> None:
             "Scheme: backward='int8' is for one scale a row and weights without zero points, not "
             f"for x {x} and w {w}"
         )
+
+
+def scheme_from(raw: dict[str, Any]) -> Scheme:
+    """Returns the scheme of parsed JSON that `dataclasses.asdict` produced. Raises TypeError,
+    KeyError, AttributeError or ValueError if `raw` is no scheme."""
+    x = None if raw["x"] is None else _spec_from(raw["x"])
+    return Scheme(**{**raw, "x": x, "w": _spec_from(raw["w"])})
+
+
+def _spec_from(raw: dict[str, Any]) -> QSpec:
+    return QSpec(**{**raw, "axes": tuple(list_of(raw["axes"]))})
+
+
+def list_of(raw: Any) -> list[Any]:
+    if not isinstance(raw, list):
+        raise TypeError(f"{raw!r} is no list")
+    return raw

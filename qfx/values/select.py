@@ -9,8 +9,7 @@ from itertools import chain
 
 from torch import nn
 
-from qfx.io.errors import UserError
-from qfx.io.printable import printable
+from qfx.io.errors import UserError, printable
 from qfx.values.config import Config
 
 

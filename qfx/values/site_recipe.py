@@ -10,8 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from qfx.io.errors import UserError
-from qfx.io.printable import printable
+from qfx.io.errors import UserError, printable
 from qfx.values.rounding import Rounding
 from qfx.values.scheme import PER_COLUMN, Scheme
 

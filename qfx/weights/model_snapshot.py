@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from qfx.host.fsdp import is_sharded
+from qfx.host.distributed import is_sharded
 from qfx.host.tensors import version
 
 _CONTAINERS = (list, dict, OrderedDict, set, deque)

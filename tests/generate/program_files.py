@@ -23,7 +23,7 @@ import qfx
 from qfx.files.tensor_file import table_of, tensors_together
 from qfx.generate import save_programs
 from qfx.generate.decoder import KEY, Decoder
-from qfx.io.json_text import parsed
+from qfx.io.safe_read import parsed
 from tests.lib.decoders import decoder, ids
 
 Tensors = dict[str, Tensor]

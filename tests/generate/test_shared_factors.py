@@ -12,8 +12,7 @@ from torch import nn
 
 import qfx
 from qfx.generate import program_cache, step_graph
-from qfx.generate.shared_factors import equal_factors, share_factors
-from qfx.generate.step_modules import ServedLinear
+from qfx.generate.step_modules import ServedLinear, equal_factors, share_factors
 from qfx.values.site_recipe import SiteRecipe
 from tests.generate.test_changed import LENGTH, Ran, compiled, current
 from tests.lib.decoders import decoder

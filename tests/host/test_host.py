@@ -23,14 +23,11 @@ import qfx.host
 from qfx.graph.capture import clone
 from qfx.host import (
     autograd,
-    cache_keys,
     distributed,
     dynamo,
     frame,
-    fsdp,
     gpu_build,
     inductor,
-    logs,
     modules,
     nodes,
     operators,
@@ -245,13 +242,13 @@ def inductor_takes_operators() -> None:
 
 def tags_are_in_cache_keys() -> None:
     before = torch.compiler.config.cache_key_tag
-    with cache_keys.in_cache_keys("ours"):
+    with inductor.in_cache_keys("ours"):
         assert torch.compiler.config.cache_key_tag == f"{before}ours"
     assert torch.compiler.config.cache_key_tag == before
 
 
 def the_trace_takes_texts() -> None:
-    logs.trace_artifact("a_name", lambda: "a text")
+    dynamo.trace_artifact("a_name", lambda: "a text")
 
 
 # --- autograd ---
@@ -469,7 +466,7 @@ def sharded_modules_are_known() -> None:
         def __new__(cls) -> Managed:
             return object.__new__(cls)
 
-    assert fsdp.is_sharded(Managed()) and not fsdp.is_sharded(Model())
+    assert distributed.is_sharded(Managed()) and not distributed.is_sharded(Model())
     (plain, managed) = (
         _capture(Model(), X, look=lambda gm, around=around: _gathered(gm, around))[0]
         for around in ([], [Managed()])
@@ -478,7 +475,7 @@ def sharded_modules_are_known() -> None:
 
 
 def _gathered(gm: fx.GraphModule, around: list[nn.Module]) -> list[bool]:
-    held = fsdp.gathered_weights(around)
+    held = distributed.gathered_weights(around)
     return [held(node) for node in gm.graph.find_nodes(op="placeholder")]
 
 
@@ -590,6 +587,7 @@ CANARIES: dict[ModuleType, dict[Callable[[], None], str]] = {
         breaks_are_told: "explain says why code is not captured",
         control_flow_is_known: "restarts of Dynamo inside the backend: they would be faults",
         compiled_models_are_unwrapped: "explain and calibrate of compiled models",
+        the_trace_takes_texts: "plans in TORCH_TRACE",
     },
     nodes: {
         inputs_have_sources: "which inputs are weights, and what they are called",
@@ -597,9 +595,10 @@ CANARIES: dict[ModuleType, dict[Callable[[], None], str]] = {
         erased_nodes_are_known: "fusing",
         new_inputs_are_accepted: "packed weights under torch.compile",
     },
-    inductor: {inductor_takes_operators: "the inner compiler, and reading inputs once"},
-    cache_keys: {tags_are_in_cache_keys: "caches on disk that know which qfx compiled"},
-    logs: {the_trace_takes_texts: "plans in TORCH_TRACE"},
+    inductor: {
+        inductor_takes_operators: "the inner compiler, and reading inputs once",
+        tags_are_in_cache_keys: "caches on disk that know which qfx compiled",
+    },
     subclasses: {
         wrappers_compute_by_their_own_rules: "quantized weights are read and written as floats",
         wrappers_become_others_and_parameters: "casting, loading and assigning quantized weights",
@@ -632,8 +631,10 @@ CANARIES: dict[ModuleType, dict[Callable[[], None], str]] = {
         checks_run_once: "state dicts are checked as a whole before any of it is taken",
     },
     optimizers: {steps_are_seen: "weights that a fused optimizer has changed"},
-    distributed: {rules_look_at_lists: "operators of distributed tensors"},
-    fsdp: {sharded_modules_are_known: "models under FSDP"},
+    distributed: {
+        rules_look_at_lists: "operators of distributed tensors",
+        sharded_modules_are_known: "models under FSDP",
+    },
 }
 
 

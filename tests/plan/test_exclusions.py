@@ -17,7 +17,7 @@ from qfx.match.matching import match
 from qfx.ops.single_tensors import sqnr
 from qfx.plan.plan import Plan
 from qfx.plan.policy import decide
-from qfx.values.few_features import LEAST_K
+from qfx.values.limits import LEAST_K
 from tests.lib.costs import Prices
 
 ALL = {"minimum_gain": 0, "inner": "eager"}

@@ -5,8 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qfx.programs.bytecode import Region, RegionKind
-from qfx.programs.memory import lay_out
+from qfx.programs.memory import Region, RegionKind, lay_out
 
 SPANS = st.tuples(st.integers(0, 200), st.integers(0, 20), st.integers(0, 9))
 

@@ -17,7 +17,7 @@ import torch
 from PIL import Image
 
 import qfx
-from qfx.io.printable import printable
+from qfx.io.errors import printable
 from qfx.report.charts import charts
 from qfx.report.html import _facts, page
 from qfx.report.report import Report

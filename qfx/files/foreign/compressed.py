@@ -15,11 +15,9 @@ from qfx.files.foreign.compressed_config import LARGEST, CompressedConfig, Group
 from qfx.files.foreign.state_dict_import import Foreign, Item
 from qfx.files.foreign.weight import ForeignWeight
 from qfx.files.tensor_file import TensorEntry, TensorIndex, on_own_pages, table_of, tensor_of
-from qfx.io.errors import UserError
-from qfx.io.json_text import parsed
-from qfx.io.printable import printable
-from qfx.io.safe_read import bytes_of
-from qfx.values.floats import FLOATS
+from qfx.io.errors import UserError, printable
+from qfx.io.safe_read import bytes_of, parsed
+from qfx.values.limits import FLOATS
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"

@@ -9,10 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from qfx.files.foreign.weight import ForeignGrid
-from qfx.io.errors import UserError
-from qfx.io.json_text import parsed
-from qfx.io.printable import printable
-from qfx.io.safe_read import bytes_of
+from qfx.io.errors import UserError, printable
+from qfx.io.safe_read import bytes_of, parsed
 from qfx.values.scheme import QSpec
 
 METHOD = "compressed-tensors"

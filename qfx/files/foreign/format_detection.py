@@ -15,8 +15,7 @@ from qfx.files.foreign.gguf_table import MAGIC
 from qfx.files.foreign.state_dict_import import Foreign
 from qfx.files.foreign.torchao import is_torchao, torchao_file, torchao_state
 from qfx.files.manifest import NAME
-from qfx.io.errors import UserError
-from qfx.io.printable import printable
+from qfx.io.errors import UserError, printable
 from qfx.io.safe_read import first_bytes, opened
 
 

@@ -15,8 +15,7 @@ from torch import Tensor
 from qfx.files.foreign.gguf_table import Block, gguf
 from qfx.files.foreign.weight import ForeignGrid, ForeignWeight
 from qfx.files.tensor_file import on_own_pages
-from qfx.io.errors import UserError
-from qfx.io.printable import printable
+from qfx.io.errors import UserError, printable
 
 GROUP = 32
 _AT_ONCE = 2**20  # bytes of the file that are read at once

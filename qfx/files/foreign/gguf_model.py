@@ -12,9 +12,8 @@ from torch import Tensor, nn
 from qfx.files.foreign.gguf_blocks import FLOATS, KINDS, floats_at, weight_at
 from qfx.files.foreign.gguf_table import Block, GgufTable, gguf, gguf_table_of
 from qfx.files.foreign.state_dict_import import Foreign, Item
-from qfx.io.errors import UserError
-from qfx.io.printable import printable
-from qfx.values.floats import FLOATS as MODEL_FLOATS
+from qfx.io.errors import UserError, printable
+from qfx.values.limits import FLOATS as MODEL_FLOATS
 
 ARCHITECTURE = "general.architecture"
 SPLIT = "split.count"

@@ -13,8 +13,7 @@ from math import prod
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from qfx.io.errors import UserError
-from qfx.io.printable import printable
+from qfx.io.errors import UserError, printable
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)

@@ -23,8 +23,7 @@ from qfx.files.foreign.weight import (
 )
 from qfx.files.model_state import ties
 from qfx.files.tensor_file import TensorEntry
-from qfx.io.errors import UserError
-from qfx.io.printable import printable
+from qfx.io.errors import UserError, printable
 from qfx.nn.frozen_state import TENSORS, kinds, scheme_tensor
 from qfx.nn.linear import Linear
 from qfx.nn.scheme_tensor import KEY, LENGTH

@@ -15,12 +15,10 @@ from qfx.files.foreign.state_dict_import import Foreign, Item
 from qfx.files.foreign.weight import ForeignGrid, ForeignWeight
 from qfx.files.tensor_file import TensorEntry, TensorIndex, safetensors, table_of, tensor_of
 from qfx.host.tensors import wraps_tensors
-from qfx.io.errors import UserError
-from qfx.io.json_text import parsed
-from qfx.io.printable import printable
-from qfx.io.safe_read import missing_as_os_error
+from qfx.io.errors import UserError, printable
+from qfx.io.safe_read import missing_as_os_error, parsed
 from qfx.nn.loading import check_kind
-from qfx.values.floats import FLOATS
+from qfx.values.limits import FLOATS
 from qfx.values.scheme import QSpec
 
 KIND = "Int8Tensor"

@@ -1,4 +1,4 @@
-"""The float dtypes, and the longest sums, that int8 supports."""
+"""Limits of int8 matmuls: the float dtypes, the largest K, and the least K that is worth it."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ from qfx.host.tensors import wraps_tensors
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 LARGEST_K = 65792  # docs/numerics.md (G1)
+_PER_OUTPUT = 6  # operations per output that only int8 has: (G1), (E1), (P1)
+_WIDTH = 32 // 8  # int8 elements that replace one float32 in a vector register
+LEAST_K = _PER_OUTPUT * _WIDTH // (_WIDTH - 1)
 SERVED = "int8 serves float32, bfloat16 and float16"
 
 
@@ -28,3 +31,15 @@ def unserved_type(tensor: Tensor) -> str:
     if tensor.layout != torch.strided:
         return f"of the layout {tensor.layout}, to_dense() makes it dense"
     return ""
+
+
+def why_few_features(k: int | None) -> str | None:
+    """Returns why a matmul over `k` features stays float unless a recipe decides otherwise. Returns
+    None if it does not, or if `k` is unknown.
+
+    Int8 saves at most `k * (1 - 1 / 4)` multiply-adds of an output and adds 6 operations to it
+    (docs/numerics.md (P1)), so with fewer than 8 features it takes more than it saves.
+    """
+    if k is None or k >= LEAST_K:
+        return None
+    return f"K={k}: below {LEAST_K} features int8 takes more operations than it saves"
