@@ -12,16 +12,9 @@ from torch import Tensor, nn
 from qfx.nn.dtypes import casting_all_but
 from qfx.nn.embedding_weight import EmbeddingWeight
 from qfx.nn.linear_like import embed_scale_of
-from qfx.nn.loading import (
-    Kind,
-    State,
-    StoredModule,
-    check_parts,
-    check_positive,
-    check_range,
-    placed,
-)
+from qfx.nn.loading import StoredModule, placed
 from qfx.nn.scheme_tensor import KEY, fields_of, read, written
+from qfx.nn.state_checks import Kind, State, check_parts, check_positive, check_range
 from qfx.ops.code import code_of
 from qfx.values.scheme import Scheme
 

@@ -13,16 +13,9 @@ import torch
 from torch import Tensor
 
 from qfx.host.tensors import has_values
-from qfx.nn.loading import (
-    Kind,
-    State,
-    check_finite,
-    check_parts,
-    check_positive,
-    check_range,
-)
 from qfx.nn.scheme_tensor import KEY, fields_of, of_earlier, read, scheme_of, written
 from qfx.nn.serialized_weight import SAVED, saved_kinds
+from qfx.nn.state_checks import Kind, State, check_finite, check_parts, check_positive, check_range
 from qfx.ops.quantize import code_range
 from qfx.values.scheme import PER_COLUMN, PER_ROW, QSpec, Scheme
 

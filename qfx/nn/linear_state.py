@@ -12,10 +12,11 @@ from qfx.host.subclasses import as_parameter
 from qfx.host.tensors import is_distributed
 from qfx.nn.bias_warning import watch
 from qfx.nn.frozen_state import PARTS, TENSORS, FrozenState, kinds, taken_from
-from qfx.nn.loading import Kind, State, StoredModule, check_finite, check_kind, placed
+from qfx.nn.loading import Checked, StoredModule, placed
 from qfx.nn.quantized_weight import QuantizedWeight
 from qfx.nn.scheme_tensor import KEY, read, scheme_of
 from qfx.nn.serialized_weight import SAVED, code_shapes
+from qfx.nn.state_checks import Kind, State, check_finite, check_kind
 from qfx.nn.state_part import StatePart
 from qfx.nn.weight_parts import OPTIONAL, frozen_of, parts_of, scheme_part, weight_of
 from qfx.ops.lowbit_packing import has_minimums
@@ -141,7 +142,7 @@ class LinearState(StoredModule):
         if self._loads_codes(state, prefix):
             super()._load_from_state_dict(state, prefix, *how)
         else:  # as any module
-            super(StoredModule, self)._load_from_state_dict(state, prefix, *how)
+            super(Checked, self)._load_from_state_dict(state, prefix, *how)
 
     def _checked(self, state: State, prefix: str) -> FrozenState | Tensor | None:
         """Returns the checked parts, or a quantized weight, or a float weight; None if there is

@@ -7,20 +7,23 @@ registered, the parts of all modules of a model are checked first.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Self
+from collections.abc import Sequence
+from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
 
 from qfx.host.modules import register_once
-from qfx.host.tensors import has_values
 from qfx.nn.hook_transfer import sizes
 from qfx.nn.scheme_tensor import KEY
-from qfx.values.limits import FLOATS
+from qfx.nn.state_checks import Kind, State, check_bias, check_place
 
-State = Mapping[str, Any]
-Kind = tuple[torch.dtype, tuple[int, ...]]  # of a tensor: its type and shape
+
+class Mismatched(NamedTuple):
+    """Names of a state dict that a module misses, and those that it has no use for."""
+
+    missing: list[str]
+    unexpected: list[str]
 
 
 class Checked(nn.Module):
@@ -30,6 +33,50 @@ class Checked(nn.Module):
         """Raises ValueError if the part of the state dict below `prefix` cannot be loaded into this
         module."""
         raise NotImplementedError
+
+    def _own_keys(self) -> set[str]:
+        """Returns the names, without prefix, that this class loads instead of nn.Module."""
+        raise NotImplementedError
+
+    def _to_put(self, state: State, prefix: str, assign: bool) -> Any:
+        """Returns what `_put` stores, None for nothing. Raises ValueError as `check_state` does."""
+        self.check_state(state, prefix)
+
+    def _mismatched(self, state: State, prefix: str, found: Any) -> Mismatched:
+        """Returns the mismatches among `_own_keys`. `found`: the result of `_to_put`."""
+        raise NotImplementedError
+
+    def _put(self, found: Any, assign: bool) -> None:
+        """Stores the parts that `_to_put` returned: these tensors themselves if `assign`, or copies
+        on the device of the module."""
+        raise NotImplementedError
+
+    def _load_from_state_dict(
+        self,
+        state_dict: Any,
+        prefix: str,
+        metadata: Any,
+        strict: bool,
+        missing: list[str],
+        unexpected: list[str],
+        errors: list[str],
+    ) -> None:
+        assign = metadata.get("assign_to_params_buffers", False)
+        try:
+            found = self._to_put(state_dict, prefix, assign)
+        except ValueError as why:
+            errors.append(str(why))
+            return
+        mismatched = self._mismatched(state_dict, prefix, found)
+        missing += mismatched.missing
+        unexpected += mismatched.unexpected
+        ours = {prefix + name for name in self._own_keys()}
+        others = {key: value for key, value in state_dict.items() if key not in ours}
+        absent: list[str] = []
+        super()._load_from_state_dict(others, prefix, metadata, strict, absent, unexpected, errors)
+        missing += [key for key in absent if key not in ours]
+        if found is not None:
+            self._put(found, assign)
 
 
 class StoredModule(Checked):
@@ -103,11 +150,6 @@ class StoredModule(Checked):
         module.train(linear.training)
         return module
 
-    def _put(self, found: Any, assign: bool) -> None:
-        """Stores the parts that `taken_from` returned: these tensors themselves if `assign`, or
-        copies on the device of the module."""
-        raise NotImplementedError
-
     def repacked(self, packed: Tensor) -> None:
         """Uses `packed` as the memory of the packed weight from now on."""
         self.packed = packed
@@ -152,37 +194,19 @@ class StoredModule(Checked):
         check_bias(state, prefix, self.bias)
         return self.taken_from(state, prefix, self.out_features, self.in_features)
 
-    def _load_from_state_dict(
-        self,
-        state_dict: Any,
-        prefix: str,
-        metadata: Any,
-        strict: bool,
-        missing: list[str],
-        unexpected: list[str],
-        errors: list[str],
-    ) -> None:
-        assign = metadata.get("assign_to_params_buffers", False)
-        ours = {prefix + name for name in self.PARTS}
-        try:
-            found = self._checked(state_dict, prefix)
-            for name in ("bias", "weight", *self.PARTS[1:]):
-                check_place(state_dict.get(prefix + name), prefix + name, self._place(), assign)
-        except ValueError as why:
-            errors.append(str(why))
-            return
-        if found is None:
-            missing += [prefix + name for name in self.saved_parts()]
-        weight = f"{prefix}weight"
-        ours.add(weight)  # a weight that was not checked is never loaded
-        if weight in state_dict and not (self.LOADS_FLOATS and f"{prefix}{KEY}" not in state_dict):
-            unexpected.append(weight)
-        others = {key: value for key, value in state_dict.items() if key not in ours}
-        absent: list[str] = []
-        super()._load_from_state_dict(others, prefix, metadata, strict, absent, unexpected, errors)
-        missing += [key for key in absent if key not in ours]
-        if found is not None:
-            self._put(found, assign)
+    def _own_keys(self) -> set[str]:
+        return {"weight", *self.PARTS}  # a weight that was not checked is never loaded
+
+    def _to_put(self, state: State, prefix: str, assign: bool) -> Any:
+        found = self._checked(state, prefix)
+        for name in ("bias", "weight", *self.PARTS[1:]):
+            check_place(state.get(prefix + name), prefix + name, self._place(), assign)
+        return found
+
+    def _mismatched(self, state: State, prefix: str, found: Any) -> Mismatched:
+        missing = [prefix + name for name in self.saved_parts()] if found is None else []
+        weight, floats = f"{prefix}weight", self.LOADS_FLOATS and f"{prefix}{KEY}" not in state
+        return Mismatched(missing, [weight] if weight in state and not floats else [])
 
 
 def sent(module: StoredModule) -> tuple[Any, ...]:
@@ -231,72 +255,3 @@ def _check(model: nn.Module, state: State, prefix: str, *_: Any) -> None:
     if faults:
         what = f"Error(s) in loading state_dict for {type(model).__name__}"
         raise RuntimeError("\n\t".join([f"{what}, nothing was loaded:", *faults]))
-
-
-def check_bias(state: State, prefix: str, bias: Tensor | None) -> None:
-    name = f"{prefix}bias"
-    if name in state and bias is not None:
-        check_kind(state[name], name, FLOATS, bias.shape)
-
-
-def check_kind(value: Any, name: str, dtypes: Sequence[torch.dtype], shape: Sequence[int]) -> None:
-    """Raises ValueError unless `value` is a dense tensor with one of these dtypes and this
-    shape."""
-    if not isinstance(value, Tensor):
-        raise ValueError(f"{name} is of type {type(value).__name__}, expected a tensor")
-    if value.dtype not in dtypes or value.shape != tuple(shape) or value.layout != torch.strided:
-        layout = "" if value.layout == torch.strided else f"{value.layout} "
-        wanted = " or ".join(map(str, dtypes))
-        raise ValueError(
-            f"{name} is {layout}{value.dtype} {list(value.shape)}, expected {wanted} {list(shape)}"
-        )
-
-
-def check_parts(
-    given: State, prefix: str, names: Sequence[str], wanted: Mapping[str, Kind], said: str
-) -> None:
-    """Raises ValueError unless exactly those of `names` that are in `wanted` are given, with their
-    dtypes and shapes. `said`: the end of the message, which says where the requirement comes
-    from."""
-    for name in names:
-        if (name in given) != (name in wanted):
-            wrong = "is missing" if name in wanted else "is there in vain"
-            raise ValueError(f"{prefix}{name} {wrong}: {said}")
-    for name, (dtype, shape) in wanted.items():
-        check_kind(given[name], prefix + name, (dtype,), shape)
-
-
-def check_range(value: Tensor, name: str, least: int, most: int) -> None:
-    """Raises ValueError if an integer lies outside `least`..`most`; the message contains it."""
-    if value.numel() and has_values(value):
-        low, high = (int(extreme) for extreme in value.aminmax())
-        if low < least or high > most:
-            worst = low if low < least else high
-            raise ValueError(f"{name} holds {worst}, which is outside {least}..{most}")
-
-
-def check_positive(value: Tensor, name: str) -> None:
-    """Raises ValueError if an element is not finite and positive; the message contains its
-    index."""
-    if has_values(value):
-        _check_all(value, name, (value > 0) & value.isfinite(), "finite and positive")
-
-
-def check_finite(value: Tensor, name: str) -> None:
-    """Raises ValueError if an element is not finite; the message contains its index."""
-    if has_values(value):
-        _check_all(value, name, value.isfinite(), "finite")
-
-
-def _check_all(value: Tensor, name: str, right: Tensor, what: str) -> None:
-    if not right.all():
-        place = (~right).nonzero()[0].tolist()
-        found = value[tuple(place)].item()
-        raise ValueError(f"{name} holds {found} at {place}, which is not {what}")
-
-
-def check_place(value: Any, name: str, held: Tensor, assign: bool) -> None:
-    """Raises ValueError if a copy to the device of `held` would lose the values."""
-    if isinstance(value, Tensor) and not assign and value.is_meta != held.is_meta:
-        where = "the file is" if value.is_meta else "the module is"
-        raise ValueError(f"{name}: {where} on the meta device; load_state_dict with assign=True")

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from qfx.host.tensors import has_values
-from qfx.nn.loading import Checked, State, check_kind, fault_of
+from qfx.nn.loading import Checked, Mismatched
 from qfx.nn.scheme_tensor import KEY, of_earlier, read
+from qfx.nn.state_checks import State, check_kind
 from qfx.values.limits import FLOATS
 
 
@@ -52,23 +53,11 @@ class TrainedState(Checked):
         super()._save_to_state_dict(destination, prefix, keep_vars)
         destination[prefix + KEY] = self.trained_under()
 
-    def _load_from_state_dict(
-        self,
-        state_dict: Any,
-        prefix: str,
-        metadata: Any,
-        strict: bool,
-        missing: list[str],
-        unexpected: list[str],
-        errors: list[str],
-    ) -> None:
-        if fault := fault_of(self, state_dict, prefix):
-            errors.append(fault)
-            return
-        if prefix + KEY not in state_dict:
-            missing.append(prefix + KEY)
-        others = {key: value for key, value in state_dict.items() if key != prefix + KEY}
-        super()._load_from_state_dict(others, prefix, metadata, strict, missing, unexpected, errors)
+    def _own_keys(self) -> set[str]:
+        return {KEY}
+
+    def _mismatched(self, state: State, prefix: str, found: Any) -> Mismatched:
+        return Mismatched([] if prefix + KEY in state else [prefix + KEY], [])
 
 
 def _check_step(value: Any, name: str, parameter: nn.Parameter) -> None:

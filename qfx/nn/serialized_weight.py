@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from qfx.host.tensors import has_values
-from qfx.nn.loading import Kind
+from qfx.nn.state_checks import Kind
 from qfx.ops.lowbit_packing import half_type_of
 from qfx.ops.storage import Values, scale_shape
 from qfx.values.scheme import PACKED_BITS, Scheme

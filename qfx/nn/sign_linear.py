@@ -14,18 +14,9 @@ from qfx.nn.binary import binary_packed
 from qfx.nn.dtypes import casting_all_but, drawn_linear, output_dtype
 from qfx.nn.functional import first_order, shifted
 from qfx.nn.hook_transfer import sizes
-from qfx.nn.loading import (
-    Kind,
-    State,
-    StoredModule,
-    check_finite,
-    check_parts,
-    check_positive,
-    check_range,
-    placed,
-    sent,
-)
+from qfx.nn.loading import StoredModule, placed, sent
 from qfx.nn.scheme_tensor import KEY, read, written
+from qfx.nn.state_checks import Kind, State, check_finite, check_parts, check_positive, check_range
 from qfx.ops.binary import octets_of, packed_octets, signs_of
 from qfx.values.scheme import PER_ROW
 

@@ -17,7 +17,7 @@ from qfx.files.tensor_file import TensorEntry, TensorIndex, safetensors, table_o
 from qfx.host.tensors import wraps_tensors
 from qfx.io.errors import UserError, printable
 from qfx.io.safe_read import missing_as_os_error, parsed
-from qfx.nn.loading import check_kind
+from qfx.nn.state_checks import check_kind
 from qfx.values.limits import FLOATS
 from qfx.values.scheme import QSpec
 

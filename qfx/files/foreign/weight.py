@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from qfx.nn.frozen_state import scheme_tensor
-from qfx.nn.loading import check_finite
 from qfx.nn.scheme_tensor import KEY
 from qfx.nn.serialized_weight import stream_of
+from qfx.nn.state_checks import check_finite
 from qfx.ops.quantize import SMALLEST_SCALE
 from qfx.values.scheme import GROUP_MULTIPLE, PACKED_BITS, PACKED_GROUPS, QSpec, Scheme
 
