@@ -191,7 +191,9 @@ def calibrate(
             return recipe_of(by_divergence(each, max_divergence))
         return recipe_of(by_bytes(each, checked_bytes(max_bits, groups, each)))
     if metric is None:
-        return _told(recipe_of(by_error([*found.values()], max_sqnr_loss_db), with_codes))
+        return _warned_if_float(
+            recipe_of(by_error([*found.values()], max_sqnr_loss_db), with_codes)
+        )
     measure = partial(_measured, metric, model)
     wanted = measure(model)
 
@@ -201,7 +203,7 @@ def calibrate(
     return recipe_of(by_metric([*found.values()], drop, max_drop), with_codes)
 
 
-def _told(recipe: Recipe) -> Recipe:
+def _warned_if_float(recipe: Recipe) -> Recipe:
     """Returns the recipe, and warns with the reasons if it leaves every matmul in float."""
     if recipe.sites and all(site.scheme is None for site in recipe.sites):
         reasons = defaultdict(list)

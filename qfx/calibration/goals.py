@@ -60,8 +60,8 @@ def checked_bytes(
 def ladder_of(config: Config, also: Sequence[str | Scheme]) -> tuple[Scheme, ...]:
     """Returns the schemes to try: that of the config, for a static preset also the same scheme with
     dynamic scales per token, and those in `also`."""
-    asked = config.chosen
+    chosen = config.chosen
     more = [replace(config, scheme=scheme).chosen for scheme in also]
-    if isinstance(config.scheme, str) and asked.x is not None and asked.x.static:
-        more.insert(0, replace(asked, x=replace(asked.x, static=False, axes=PER_ROW)))
-    return tuple(dict.fromkeys((asked, *more)))
+    if isinstance(config.scheme, str) and chosen.x is not None and chosen.x.static:
+        more.insert(0, replace(chosen, x=replace(chosen.x, static=False, axes=PER_ROW)))
+    return tuple(dict.fromkeys((chosen, *more)))

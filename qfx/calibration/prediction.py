@@ -52,7 +52,9 @@ def predicted(
         raise UserError("calibrate: the batches that are held out have no prediction in them")
     unseen = torch.full((1, 1), torch.nan, dtype=torch.float64, device="cpu")
     return {
-        key: _told(each, totals.get(key, unseen).clamp_min(0) / (2 * predictions), groups[key])
+        key: _with_divergences(
+            each, totals.get(key, unseen).clamp_min(0) / (2 * predictions), groups[key]
+        )
         for key, each in found.items()
     }
 
@@ -73,17 +75,19 @@ def _constant_parameters(model: Callable[..., Any]) -> Iterator[None]:
             p.requires_grad_(True)
 
 
-def _told(each: Sequence[Candidate], divergences: Tensor, group: SharedInput) -> list[Candidate]:
+def _with_divergences(
+    each: Sequence[Candidate], divergences: Tensor, group: SharedInput
+) -> list[Candidate]:
     """Returns the candidates with their divergences. The float candidate has divergence 0, and its
     reason states what int8 would add. Its time is at least 1.1 times that of the fastest int8
     candidate, so that the sites that passed the minimum gain are preferred in int8."""
     rows = divergences.expand(len(each), len(group.readers)).tolist()
-    told = [replace(c, divergences=tuple(row)) for c, row in zip(each, rows, strict=True)]
-    least = min((c.divergence for c in told if c.scheme), default=0.0)
+    candidates = [replace(c, divergences=tuple(row)) for c, row in zip(each, rows, strict=True)]
+    least = min((c.divergence for c in candidates if c.scheme), default=0.0)
     unknown = least == math.inf
     why = "no gradient was seen" if unknown else f"int8 would add {least:.2g} of divergence"
-    slower = 1.1 * min((c.seconds for c in told if c.scheme), default=0.0)
-    return [c if c.scheme else _in_float(c, len(group.readers), why, slower) for c in told]
+    slower = 1.1 * min((c.seconds for c in candidates if c.scheme), default=0.0)
+    return [c if c.scheme else _in_float(c, len(group.readers), why, slower) for c in candidates]
 
 
 def _in_float(candidate: Candidate, sites: int, why: str, slower: float) -> Candidate:

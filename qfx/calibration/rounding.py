@@ -44,7 +44,7 @@ def rounded(
     `observe` runs the batches. `memory`: bytes that second moments may take at once; those of one
     activation are always allowed.
     """
-    result = {key: _told(candidate) for key, candidate in chosen.items()}
+    result = {key: _with_rounding_reason(candidate) for key, candidate in chosen.items()}
     wanted = [key for key, candidate in result.items() if candidate.scheme and not candidate.reason]
     passes = [*_passes(wanted, groups, memory)]
     for i, keys in enumerate(passes, 1):
@@ -68,7 +68,7 @@ def rounded_in_turn(
 ) -> dict[SiteKey, Candidate]:
     """Returns the same as `rounded`, with codes found by (Q11). `run` calls its second argument for
     one group after the other."""
-    result = {key: _told(candidate) for key, candidate in chosen.items()}
+    result = {key: _with_rounding_reason(candidate) for key, candidate in chosen.items()}
 
     def round_group(key: SiteKey, moments: ComparedMoments) -> Candidate:
         if not result[key].reason:
@@ -92,7 +92,7 @@ def all_rounded(
     return result
 
 
-def _told(candidate: Candidate) -> Candidate:
+def _with_rounding_reason(candidate: Candidate) -> Candidate:
     """Returns the candidate, with the reason if its codes must be rounded to nearest."""
     scheme = candidate.scheme
     if scheme is None or scheme.w.axes != PER_COLUMN:

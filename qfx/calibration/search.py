@@ -154,7 +154,7 @@ def candidates(
     time.
     """
     times = [_times(group, scheme, cost) for scheme in schemes]
-    in_float, asked = times[0]
+    in_float, requested = times[0]
     gain = max(in_float / int8_s for _, int8_s in times)
     reason = "" if gain >= minimum_gain else f"int8 would be {gain:.2f}x float"
     nothing, size = (0.0,) * len(group.readers), _bytes(group, None)
@@ -169,7 +169,7 @@ def candidates(
     problem = _Problem.of(group, all(s.w.axes == PER_ROW for s, _ in gaining))
     for scheme, int8_s in gaining:
         fallback = schemes[0].calibrated and not scheme.calibrated
-        seconds = max(asked, int8_s) * 1.1 if fallback else int8_s
+        seconds = max(requested, int8_s) * 1.1 if fallback else int8_s
         transform, errors = _best_smoothing(problem, scheme, observer)
         size = _bytes(group, scheme)
         found.append(Candidate(scheme, transform, errors, seconds, bytes=size))

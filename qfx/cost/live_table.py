@@ -73,7 +73,9 @@ class LiveTable(Times):
     ) -> None:
         self.workload, self.dtype, self.spending = workload, dtype, spending
         self.known, self.changed = known or Known(), False
-        self._asked: set[Sizes] = set()  # requested in this process: none is measured twice in it
+        self._requested: set[Sizes] = (
+            set()
+        )  # requested in this process: none is measured twice in it
         self.grids: Mapping[str, Interpolated] = {
             name: _LiveGrid(self, i) for i, name in enumerate(GRIDS)
         }
@@ -145,9 +147,11 @@ class LiveTable(Times):
         """Whether to measure a cell: it is unknown, or it has not settled and was not tried in this
         process yet."""
         known = self.known.cells.get(sizes)
-        if known is not None and (known.settled or sizes in self._asked or not self.spending.left):
+        if known is not None and (
+            known.settled or sizes in self._requested or not self.spending.left
+        ):
             return False
-        self._asked.add(sizes)
+        self._requested.add(sizes)
         return True
 
     def _check_time(self) -> None:

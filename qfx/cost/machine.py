@@ -41,18 +41,18 @@ class MachineCost:
     def estimate(self, work: Work) -> Estimate:
         """Returns the predicted seconds. A rotation and outliers cost the same with every kind of
         linear."""
-        return self._asked(work, lambda find: _estimated(find, work))
+        return self._predicted(work, lambda find: _estimated(find, work))
 
     def packing(self, work: Work) -> float:
         """Returns the seconds to quantize and pack the weight."""
-        return self._asked(work, lambda find: _packing(find("int8"), work))
+        return self._predicted(work, lambda find: _packing(find("int8"), work))
 
     def training(self, work: Work) -> float:
         """Returns the seconds that training adds: packing and quantizing the weight again and, if K
         is rotated, rotating both gradients back."""
-        return self._asked(work, lambda find: _training(find("int8"), work))
+        return self._predicted(work, lambda find: _training(find("int8"), work))
 
-    def _asked(self, work: Work, answer: Callable[[Find], T]) -> T:
+    def _predicted(self, work: Work, predict: Callable[[Find], T]) -> T:
         threads, isa = torch.get_num_threads(), _C.isa()
         used: list[Times] = []
 
@@ -67,16 +67,16 @@ class MachineCost:
             return found
 
         try:
-            return answer(measured)
+            return predict(measured)
         except Unmeasured:
             pass
         finally:
             _keep(used)
         try:
-            found = answer(default)
+            found = predict(default)
         except Unmeasured:  # a family without defaults is measured, however long it takes
             with unlimited():
-                measured_now = answer(measured)
+                measured_now = predict(measured)
             _keep(used)
             return measured_now
         if isinstance(found, Estimate):

@@ -52,7 +52,7 @@ class Way(NamedTuple):
     parameters: Parameters
 
 
-Asked = Question[Way, Load, Parameters]
+AnyQuestion = Question[Way, Load, Parameters]
 
 
 class Format(NamedTuple):
@@ -67,7 +67,7 @@ class Format(NamedTuple):
     speed: float
 
 
-def hint(format: Format, tunings: Tunings, threads: int) -> Asked | None:
+def hint(format: Format, tunings: Tunings, threads: int) -> AnyQuestion | None:
     """Asks into which caches weights are fetched, and how early. With several rows nta acts like
     t0."""
     rows, no_hint = ([4], "nta") if format.below else ([1], "")
@@ -76,14 +76,14 @@ def hint(format: Format, tunings: Tunings, threads: int) -> Asked | None:
     return _alternatives(format, tunings, options, rows) if format.few_rows else None
 
 
-def streams(format: Format, tunings: Tunings, threads: int) -> Asked | None:
+def streams(format: Format, tunings: Tunings, threads: int) -> AnyQuestion | None:
     """Asks how many panels are read side by side."""
     options: list[Parameters] = [{"streams": count} for count in STREAMS]
     rows = (4, format.pair_rows) if format.below else (2, 4)
     return _alternatives(format, tunings, options, rows) if format.pair_rows >= 4 else None
 
 
-def stream_rows(format: Format, tunings: Tunings, threads: int) -> Asked | None:
+def stream_rows(format: Format, tunings: Tunings, threads: int) -> AnyQuestion | None:
     """Asks up to how many rows the weights are streamed once."""
     rows = [m for m in FEW if m <= 2 * format.few_rows and m != 3]
     now = tunings[format.name]
@@ -92,7 +92,7 @@ def stream_rows(format: Format, tunings: Tunings, threads: int) -> Asked | None:
     return _cut("stream_rows", now, rows, _loads(rows), ways, at) if rows else None
 
 
-def minimum_rows(format: Format, tunings: Tunings, threads: int) -> Asked | None:
+def minimum_rows(format: Format, tunings: Tunings, threads: int) -> AnyQuestion | None:
     """Asks from how many rows on the format is used instead of the one below."""
     if not format.below:
         return None
@@ -102,7 +102,7 @@ def minimum_rows(format: Format, tunings: Tunings, threads: int) -> Asked | None
     return _cut("minimum_rows", now, values, _loads(FEW[:-1]), ways, at)
 
 
-def serial_steps(format: Format, tunings: Tunings, threads: int) -> Asked | None:
+def serial_steps(format: Format, tunings: Tunings, threads: int) -> AnyQuestion | None:
     """Asks from how many multiply-accumulates on other threads are woken, if they help at all."""
     if threads == 1:
         return None
@@ -136,7 +136,7 @@ def _loads(rows: Sequence[int]) -> list[Load]:
 
 def _alternatives(
     format: Format, tunings: Tunings, options: Sequence[Parameters], rows: Sequence[int]
-) -> Asked:
+) -> AnyQuestion:
     """Returns a question that runs each option on all loads."""
     now, loads = tunings[format.name], _loads(rows)
     others = [option for option in options if {**now, **option} != now]
@@ -152,7 +152,7 @@ def _cut(
     loads: Sequence[Load],
     ways: Sequence[Way],
     second: Callable[[Load, int], bool],
-) -> Asked:
+) -> AnyQuestion:
     """Returns a question about a threshold that decides which loads run in the second of two
     ways."""
 

@@ -64,15 +64,15 @@ def qfx(
     config, inner_options = parse_options(options)
     inner = _inner_compiler(config, inner_options, mode)
     copy, added, here = clone(gm), NewInputs(), surroundings()
-    told: list[str] = []
+    warning_texts: list[str] = []
     try:
-        plan = _int8(copy, config, example_inputs, here, added, told)
+        plan = _int8(copy, config, example_inputs, here, added, warning_texts)
     except Exception as error:
         if not is_fault(error):
             raise
         _warn_of_fault(error)
         return inner(clone(gm), example_inputs)
-    for text in told:
+    for text in warning_texts:
         warnings.warn(text, stacklevel=2)
     _record(plan, copy)
     if not added:
@@ -99,9 +99,9 @@ def _int8(
     examples: Sequence[Any],
     here: Surroundings,
     added: NewInputs,
-    told: list[str],
+    warning_texts: list[str],
 ) -> Plan:
-    """Rewrites the graph and returns its plan. The texts of warnings are appended to `told`."""
+    """Rewrites the graph and returns its plan. Appends to `warning_texts`."""
     wanted = config.recipe_names
     mark_repacked(gm, here)
     name_nodes(gm, examples, here, wanted)
@@ -110,9 +110,9 @@ def _int8(
 
     def decided(plan: Plan) -> Plan:
         matches = [entry.match for entry in plan.entries]
-        asked = bool(config.skip or config.only or config.recipe)
-        text = unserved.warning_of(gm, matches, here.modules, here.code, asked)
-        told.extend([text] if text else [])
+        selective = bool(config.skip or config.only or config.recipe)
+        text = unserved.warning_of(gm, matches, here.modules, here.code, selective)
+        warning_texts.extend([text] if text else [])
         tie_to_sizes(plan)
         compile_per_layer(matches, config, here)
         given = config.recipe.sites if config.recipe else ()

@@ -16,7 +16,7 @@ from torch import fx
 
 from qfx.graph.capture import REPACKED
 from qfx.host.distributed import gathered_weights
-from qfx.host.dynamo import compile_anew
+from qfx.host.dynamo import discard_compiled
 from qfx.host.frame import Surroundings
 from qfx.host.nodes import source_text
 
@@ -45,7 +45,7 @@ def reporter(gm: fx.GraphModule, code: CodeType | None) -> Callable[[Iterable[in
         new = {name for i in positions if (name := names[i])}
         if not new <= _REWRITTEN.setdefault(code, set()):
             _REWRITTEN[code] |= new
-            compile_anew(code)
+            discard_compiled(code)
 
     return report
 

@@ -89,19 +89,19 @@ def load(
 
 def _filled(saved: Saved | Imported, skeleton: nn.Module) -> nn.Module:
     said = saved.said if isinstance(saved, Saved) else None
-    made_anew = {} if said else buffers_of(skeleton)
+    recomputed = {} if said else buffers_of(skeleton)
     entries = saved.entries | {
-        n: TensorEntry(t.dtype, tuple(t.shape), 0) for n, t in made_anew.items()
+        n: TensorEntry(t.dtype, tuple(t.shape), 0) for n, t in recomputed.items()
     }
     plan = fitted(
         skeleton, entries, saved.at,
         linears=said.linears if said else None,
         same=said.same if said else {},
-        derived=said.derived if said else tuple(made_anew),
+        derived=said.derived if said else tuple(recomputed),
     )  # fmt: skip
     tensors = _tensors(saved, plan) if isinstance(saved, Saved) else saved.tensors()
     made, rest = _read(tensors, plan)
-    return fill(skeleton, plan, made, rest | made_anew, saved.at)
+    return fill(skeleton, plan, made, rest | recomputed, saved.at)
 
 
 @contextmanager

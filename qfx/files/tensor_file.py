@@ -133,24 +133,24 @@ def tensors_together(table: TensorIndex) -> dict[str, Tensor]:
 def tensors_of(
     table: TensorIndex,
     file: BinaryIO,
-    told: Callable[[bytes | memoryview], None],
+    on_bytes: Callable[[bytes | memoryview], None],
     passing: Callable[[str], bool],
 ) -> Iterator[tuple[str, Tensor]]:
     """Yields names and tensors of an open file, in its order, each with its own memory.
 
     `passing`: whether a tensor is only needed for a short time; its pages are then freed with it.
-    `told` is called with every byte. Raises UserError if the file has become shorter, or if a byte
-    of a bool tensor is neither 0 nor 1.
+    `on_bytes` is called with every byte. Raises UserError if the file has become shorter, or if
+    a byte of a bool tensor is neither 0 nor 1.
     """
     file.seek(0)
-    told(file.read(table.head))
+    on_bytes(file.read(table.head))
     for name, entry in table.entries.items():
         if passing(name):
             tensor = on_own_pages(entry.shape, entry.dtype)
         else:
             tensor = torch.empty(entry.shape, dtype=entry.dtype, device="cpu")
         memory = _read_into(tensor, file, table.path, name)
-        told(memory)
+        on_bytes(memory)
         yield name, tensor
         del tensor, memory
 

@@ -24,19 +24,19 @@ def bucket_for(count: int, room: int, among: Sequence[int] = ROWS) -> int:
     return enough[0] if enough else max(rows for rows in fitting if rows <= count)
 
 
-def batch_size_for(texts: int, among: Sequence[int]) -> int:
-    """Returns the batch size of the step for `texts` sequences: the smallest of `among` that is
-    large enough, otherwise the smallest of SIZES, otherwise `texts`."""
+def batch_size_for(batch: int, among: Sequence[int]) -> int:
+    """Returns the batch size of the step for `batch` sequences: the smallest of `among` that is
+    large enough, otherwise the smallest of SIZES, otherwise `batch`."""
     for sizes in (among, SIZES):
-        if enough := [size for size in sizes if size >= texts]:
+        if enough := [size for size in sizes if size >= batch]:
             return min(enough)
-    return texts
+    return batch
 
 
-def padded(values: Tensor, texts: int, rows: int, by: int = 0) -> Tensor:
-    """Pads values [.., B, T] to [.., texts, rows] with the number `by`; the result is
+def padded(values: Tensor, batch: int, rows: int, by: int = 0) -> Tensor:
+    """Pads values [.., B, T] to [.., batch, rows] with the number `by`; the result is
     contiguous."""
-    if values.shape[-2:] == (texts, rows):
+    if values.shape[-2:] == (batch, rows):
         return values.contiguous()
-    missing = (0, rows - values.shape[-1], 0, texts - values.shape[-2])
+    missing = (0, rows - values.shape[-1], 0, batch - values.shape[-2])
     return torch.nn.functional.pad(values, missing, value=by)

@@ -9,9 +9,9 @@ import torch
 
 
 def make_room(
-    layers: Sequence[Any], shapes: Sequence[tuple[int, int]], texts: int, size: int
+    layers: Sequence[Any], shapes: Sequence[tuple[int, int]], batch: int, size: int
 ) -> None:
-    """Gives the layers of a cache memory for `texts` sequences, padded to a batch size of `size`.
+    """Gives the layers of a cache memory for `batch` sequences, padded to a batch size of `size`.
 
     Layers that are not initialized are initialized. `shapes`: (heads, features) of each layer.
     """
@@ -19,7 +19,7 @@ def make_room(
         if not layer.is_initialized:
             empty = torch.empty(size, heads, 0, features, dtype=torch.float32, device="cpu")
             layer.lazy_initialization(empty, empty)
-            layer.texts = texts
+            layer.batch = batch
         layer.make_room(size)
 
 
@@ -54,8 +54,8 @@ def check_alike(layers: Sequence[Any]) -> None:
         layer.check_held()
 
 
-def check_texts(layer: object, texts: int) -> None:
-    """Raises ValueError if a layer of a cache holds another number of sequences than `texts`."""
-    held = getattr(layer, "texts", texts) if getattr(layer, "is_initialized", False) else texts
-    if held != texts:
-        raise ValueError(f"the cache has a batch size of {held}, and these tokens have {texts}")
+def check_batch_size(layer: object, batch: int) -> None:
+    """Raises ValueError if a layer of a cache holds another number of sequences than `batch`."""
+    of_cache = getattr(layer, "batch", batch) if getattr(layer, "is_initialized", False) else batch
+    if of_cache != batch:
+        raise ValueError(f"the cache has a batch size of {of_cache}, and these tokens have {batch}")

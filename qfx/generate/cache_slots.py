@@ -44,19 +44,19 @@ def cache_slots(layer: KVLayer, numbers: Tensor, seen: Tensor | None, length: in
     `numbers`: the numbers of these columns, int64 [T]. `seen`: bool [B, n + T], the mask of the
     call, or None. `length`: L, the number of places of the cache.
     """
-    texts, count, before = layer.texts, len(numbers), layer.kept
-    shared = numbers.expand(texts, count)
+    batch, count, before = layer.batch, len(numbers), layer.kept
+    shared = numbers.expand(batch, count)
     if before is None and (seen is None or bool(seen.all())):
         return CacheSlots(shared, None, None)
     first = layer.seen
-    past = shared.new_ones(texts, first, dtype=torch.bool) if before is None else before
-    new = past.new_ones(texts, count) if seen is None else seen[:, first:]
+    past = shared.new_ones(batch, first, dtype=torch.bool) if before is None else before
+    new = past.new_ones(batch, count) if seen is None else seen[:, first:]
     kept = torch.cat([past, new], 1)
     places = torch.where(kept, kept.cumsum(1) - 1, -1)
     masked = None if seen is None else past & ~seen[:, :first]
     hidden = None
     if masked is not None and bool(masked.any()):
-        hidden = past.new_zeros(texts, length)
+        hidden = past.new_zeros(batch, length)
         text, column = masked.nonzero(as_tuple=True)
         hidden[text, places[text, column]] = True
     return CacheSlots(places[:, first:], kept, hidden)

@@ -26,14 +26,16 @@ _DEPTH = 4  # nesting depth of containers, and of functions in closures
 _TORCH = str(Path(torch.__file__).parent)
 
 
-def told_code(tell: Fingerprinter, homes: Iterable[str], classes: Iterable[type]) -> Iterator[str]:
+def code_fingerprints(
+    fingerprint: Fingerprinter, homes: Iterable[str], classes: Iterable[type]
+) -> Iterator[str]:
     """Yields fingerprints of the classes, of the Python modules `homes`, and of modules that these
     refer to in the same packages or outside of installed packages: their functions, classes,
     numbers and tables.
 
     For installed packages that they refer to, yields name and version of the distributions.
     """
-    scan = _Scan(tell, {name.partition(".")[0] for name in homes})
+    scan = _Scan(fingerprint, {name.partition(".")[0] for name in homes})
     for kind in dict.fromkeys(base for each in classes for base in each.__mro__):
         yield f"{kind.__module__}.{kind.__qualname__} {scan.members(kind)}"
     done, todo = set[str](), sorted(homes)
@@ -53,8 +55,8 @@ def told_code(tell: Fingerprinter, homes: Iterable[str], classes: Iterable[type]
 
 
 class _Scan:
-    def __init__(self, tell: Fingerprinter, packages: set[str]) -> None:
-        self.tell, self.packages = tell, packages - sys.stdlib_module_names
+    def __init__(self, fingerprint: Fingerprinter, packages: set[str]) -> None:
+        self.fingerprint, self.packages = fingerprint, packages - sys.stdlib_module_names
         self.met: set[str] = set()
         self.strict = False  # whether the current module is outside of installed packages
 
@@ -71,9 +73,11 @@ class _Scan:
         """Returns a fingerprint of the functions, classes, numbers, names and tables of a
         module."""
         self.strict = not identity(module)
-        held = {n: v for n, v in vars(module).items() if not n.startswith("__")}
-        told = ((n, v) for n, v in sorted(held.items()) if not _varies(module.__name__, n, v))
-        return "; ".join(f"{name} {self.value(value)}" for name, value in told)
+        attributes = {n: v for n, v in vars(module).items() if not n.startswith("__")}
+        members = (
+            (n, v) for n, v in sorted(attributes.items()) if not _varies(module.__name__, n, v)
+        )
+        return "; ".join(f"{name} {self.value(value)}" for name, value in members)
 
     def value(self, value: Any, depth: int = 0) -> str:
         """Returns a fingerprint of a value. Values that are not inspected are represented by their
@@ -100,7 +104,7 @@ class _Scan:
         self.met.add(kind.__module__)
         if self.strict and depth == 0:
             with suppress(NoFingerprint):
-                return self.tell(value)
+                return self.fingerprint(value)
         if isinstance(value, Tensor):
             raise NoFingerprint(f"a global tensor {tuple(value.shape)}")
         wrapped = getattr(value, "__wrapped__", None)
@@ -111,8 +115,8 @@ class _Scan:
         self.met |= {value.__module__, value.__globals__.get("__name__", "")}
         found = [f"{value.__module__}.{value.__qualname__} {code_digest(value.__code__)}"]
         if depth < _DEPTH:
-            given = (*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values())
-            found += [self.value(each, depth + 1) for each in given]
+            defaults = (*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values())
+            found += [self.value(each, depth + 1) for each in defaults]
             for cell in value.__closure__ or ():
                 found.append(self.value(_content(cell), depth + 1))
         return " ".join(found)
@@ -124,8 +128,10 @@ class _Scan:
 
     def members(self, value: type) -> str:
         """Returns a fingerprint of the attributes that the class itself defines."""
-        held = [(n, v) for n, v in vars(value).items() if n not in ("__dict__", "__weakref__")]
-        return str([(name, self.value(v, 1)) for name, v in sorted(held)])
+        attributes = [
+            (n, v) for n, v in vars(value).items() if n not in ("__dict__", "__weakref__")
+        ]
+        return str([(name, self.value(v, 1)) for name, v in sorted(attributes)])
 
     def foreign(self, place: Any) -> Iterator[str]:
         """Yields fingerprints of Python functions in `place` that do not come from torch."""

@@ -73,10 +73,10 @@ class CrossSteps(Steps):
     def prepare(self) -> None:
         """Builds the programs of one token, with a source as the encoder might return it."""
         length = min(self.source_length, 16) if self.masks_source else self.source_length
-        for texts in self.sizes:
-            token = torch.zeros(texts, 1, dtype=torch.int64, device=self.model.device)
+        for batch in self.sizes:
+            token = torch.zeros(batch, 1, dtype=torch.int64, device=self.model.device)
             hidden = torch.zeros(
-                texts, length, _hidden_size(self.model), dtype=self.model.dtype, device="cpu"
+                batch, length, _hidden_size(self.model), dtype=self.model.dtype, device="cpu"
             )
             cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
             with torch.no_grad():
@@ -94,7 +94,7 @@ class CrossSteps(Steps):
             "decoders only"
         )
 
-    def _asked(self, given: dict[str, Any]) -> Request | None:
+    def _request(self, given: dict[str, Any]) -> Request | None:
         cache = given.get("past_key_values")
         if not isinstance(cache, EncoderDecoderCache):
             return None
@@ -104,33 +104,33 @@ class CrossSteps(Steps):
         if hidden is not None:  # the inputs of the encoder are no longer needed
             of_encoder |= {"input_ids", "inputs_embeds", self.model.main_input_name}
         own = {_NAMES.get(n, n): v for n, v in given.items() if n not in of_encoder}
-        asked = request_of(own | {"past_key_values": cache.self_attention_cache}, self.of_text)
+        request = request_of(own | {"past_key_values": cache.self_attention_cache}, self.of_text)
         source = EncoderSource(cache, given.get("attention_mask"), hidden)
-        return None if asked is None else asked._replace(source=source)
+        return None if request is None else request._replace(source=source)
 
-    def _hold(self, asked: Request) -> None:
-        assert asked.source is not None
-        cross = asked.source.cache.cross_attention_cache
-        if is_empty(asked.cache) and is_empty(cross):
-            super()._hold(asked)
+    def _hold(self, request: Request) -> None:
+        assert request.source is not None
+        cross = request.source.cache.cross_attention_cache
+        if is_empty(request.cache) and is_empty(cross):
+            super()._hold(request)
             layers = [CrossKVLayer(self.source_length, *self.bits) for _ in self.shapes]
             hold_codes(cross, layers)
 
-    def _begin(self, asked: Request, texts: int, size: int) -> None:
-        super()._begin(asked, texts, size)
-        for layer in self._all(asked)[len(self.shapes) :]:
+    def _begin(self, request: Request, batch: int, size: int) -> None:
+        super()._begin(request, batch, size)
+        for layer in self._all(request)[len(self.shapes) :]:
             layer.make_room(size)
 
-    def _all(self, asked: Request) -> list[Any]:
-        assert asked.source is not None
-        return [*asked.cache.layers, *asked.source.cache.cross_attention_cache.layers]
+    def _all(self, request: Request) -> list[Any]:
+        assert request.source is not None
+        return [*request.cache.layers, *request.source.cache.cross_attention_cache.layers]
 
-    def _serve(self, asked: Request, first: int) -> bool:
+    def _serve(self, request: Request, first: int) -> bool:
         """Whether programs serve the call: its cross attention was written and none of its tokens
         is padding, so that each token has one place and the position that the model assigns to
         it."""
-        cross = self._all(asked)[len(self.shapes) :]
-        source = asked.source
+        cross = self._all(request)[len(self.shapes) :]
+        source = request.source
         if source is None or not all(type(layer) is CrossKVLayer for layer in cross):
             return False
         if source.hidden is None or not all(layer.is_initialized for layer in cross):
@@ -138,11 +138,11 @@ class CrossSteps(Steps):
         if not self.masks_source and cross[0].seen != self.source_length:
             self._name_length(cross[0].seen)
             return False
-        shape = (cross[0].texts, cross[0].seen)
+        shape = (cross[0].batch, cross[0].seen)
         if source.mask is not None and self.masks_source and source.mask.shape != shape:
             return False
-        whole = asked.seen is None or bool(asked.seen.all())
-        return whole and self._counted(asked, first) and super()._serve(asked, first)
+        whole = request.seen is None or bool(request.seen.all())
+        return whole and self._counted(request, first) and super()._serve(request, first)
 
     def _name_length(self, found: int) -> None:
         """Logs once that programs cannot read this number of positions."""
@@ -154,22 +154,24 @@ class CrossSteps(Steps):
                 found, type(self.model).__name__, self.source_length, found,
             )  # fmt: skip
 
-    def _counted(self, asked: Request, first: int) -> bool:
+    def _counted(self, request: Request, first: int) -> bool:
         """Whether the positions of the call are first, first + 1, ..."""
-        numbers = self.places.numbers(first, asked.length)
-        return asked.positions is None or bool((asked.positions == numbers).all())
+        numbers = self.places.numbers(first, request.length)
+        return request.positions is None or bool((request.positions == numbers).all())
 
     def _room(self, first: int) -> int:
         if self.positions is None:
             return self.length
         return min(self.length, max(self.positions - first, 1))  # padding takes positions, too
 
-    def _inputs(self, asked: Request, at: CacheSlots, first: int, rows: int) -> tuple[Tensor, ...]:
+    def _inputs(
+        self, request: Request, at: CacheSlots, first: int, rows: int
+    ) -> tuple[Tensor, ...]:
         """Returns the inputs of `_CrossStep` in step_graph.py that precede the tensors of the
         caches."""
-        layer = self._all(asked)[-1]
-        inputs = super()._inputs(asked._replace(positions=None), at, first, rows)
-        more = (self._seen_of(asked, len(inputs[0])), self._table_of_source(layer))
+        layer = self._all(request)[-1]
+        inputs = super()._inputs(request._replace(positions=None), at, first, rows)
+        more = (self._seen_of(request, len(inputs[0])), self._table_of_source(layer))
         return (*inputs, *more, *([self.distances.of(first, rows)] if self.distances else []))
 
     def _table_of_source(self, layer: CrossKVLayer) -> Tensor:
@@ -180,25 +182,25 @@ class CrossSteps(Steps):
             self.source_tables[size] = own_blocks(size, self.source_length)
         return self.source_tables[size]
 
-    def _seen_of(self, asked: Request, size: int) -> Tensor:
+    def _seen_of(self, request: Request, size: int) -> Tensor:
         """Returns the positions of the source that each sequence sees: bool [size, 1, 1, S]."""
-        assert asked.source is not None
-        layer = self._all(asked)[-1]
-        mask = asked.source.mask if self.masks_source else None
+        assert request.source is not None
+        layer = self._all(request)[-1]
+        mask = request.source.mask if self.masks_source else None
         if mask is None:
-            mask = torch.ones(layer.texts, layer.seen, dtype=torch.bool, device="cpu")
-        known = self._seen.get(asked.cache)
+            mask = torch.ones(layer.batch, layer.seen, dtype=torch.bool, device="cpu")
+        known = self._seen.get(request.cache)
         if known is not None and len(known[1]) == size and torch.equal(known[0], mask):
             return known[1]
         seen = padded(mask.bool(), size, self.source_length)
         seen[len(mask) :, 0] = True  # padding sequences see one position
         found = seen[:, None, None].contiguous()
-        self._seen[asked.cache] = mask.clone(), found
+        self._seen[request.cache] = mask.clone(), found
         return found
 
-    def _answer(self, logits: Tensor, asked: Request) -> Any:
-        assert asked.source is not None and asked.source.hidden is not None
-        return encoder_decoder_output(logits, asked.source.cache, asked.source.hidden)
+    def _answer(self, logits: Tensor, request: Request) -> Any:
+        assert request.source is not None and request.source.hidden is not None
+        return encoder_decoder_output(logits, request.source.cache, request.source.hidden)
 
 
 def positions_of(config: Any, side: str) -> int | None:

@@ -38,10 +38,10 @@ def load_programs(path: str | Path, *, max_memory: int | None = None) -> Decoder
     table = table_of(Path(path))
     if KEY not in table.metadata:
         raise UserError(f"{path} holds no programs: save_programs writes them")
-    told = parsed(table.metadata[KEY], f"{path} holds no programs")
+    description = parsed(table.metadata[KEY], f"{path} holds no programs")
     _C.read_packed_again()  # the weights may be at the address of others that were freed
     try:
-        return Decoder(told, tensors_together(table), max_memory)
+        return Decoder(description, tensors_together(table), max_memory)
     except UserError as why:
         raise UserError(f"{path} holds programs that are refused: {why}") from None
     except (LookupError, TypeError, AttributeError, ValueError) as why:
@@ -58,10 +58,10 @@ class Decoder:
     """
 
     def __init__(
-        self, told: Any, tensors: Mapping[str, Tensor], max_memory: int | None = None
+        self, description: Any, tensors: Mapping[str, Tensor], max_memory: int | None = None
     ) -> None:
-        self._file = told, dict(tensors), max_memory
-        file = program_file(told, tensors, max_memory)
+        self._file = description, dict(tensors), max_memory
+        file = program_file(description, tensors, max_memory)
         self.layout, self.batch = file.layout, file.batch
         self.length = file.layout.length
         self._runners: dict[int, Runner] = {
@@ -193,7 +193,7 @@ class Decoder:
 
 
 def _continued(
-    told: Any,
+    description: Any,
     weights: Mapping[str, Tensor],
     max_memory: int | None,
     held: Tensor,
@@ -201,7 +201,7 @@ def _continued(
     cache: Sequence[Tensor],
 ) -> Decoder:
     """Returns a decoder with the given state and with a copy of another decoder's `cache`."""
-    decoder = Decoder(told, weights, max_memory)
+    decoder = Decoder(description, weights, max_memory)
     decoder._held, decoder._written = held.clone(), written.clone()
     for own, read in zip(decoder._cache.tensors, cache, strict=True):
         own.copy_(read)

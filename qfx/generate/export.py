@@ -31,7 +31,7 @@ def save_programs(model: Any, path: str | Path, *, batch_size: int = 1) -> None:
         raise UserError("save_programs takes a model that compile_for_generate has made faster")
     runners = steps.all_runners(batch_size)
     storing = Storing()
-    told = {
+    description = {
         "format": FORMAT,
         "length": steps.length,
         "bits": steps.bits,
@@ -41,5 +41,5 @@ def save_programs(model: Any, path: str | Path, *, batch_size: int = 1) -> None:
         "batch": batch_size,
         "programs": {str(rows): storing.described(r) for rows, r in runners.items()},
     }
-    metadata = {KEY: json.dumps(told)}
+    metadata = {KEY: json.dumps(description)}
     write_file(Path(path), lambda file: write_tensors(file, storing.tensors, metadata))

@@ -78,9 +78,9 @@ class Fingerprinter:
         return self._new(value)
 
     def _new(self, value: Any) -> str:
-        for kind, tell in _KINDS.items():
+        for kind, printer in _KINDS.items():
             if isinstance(value, kind):
-                return tell(self, value)
+                return printer(self, value)
         if type(value) in _SEQUENCES or _is_named_tuple(value):
             items = [self(each) for each in value]
             ordered = sorted(items) if isinstance(value, set | frozenset) else items
@@ -92,8 +92,8 @@ class Fingerprinter:
 
     def items(self, values: Mapping[Any, Any]) -> str:
         """Returns the fingerprint of a dict, in its order."""
-        told = (f"{self(k)}: {self(v)}" for k, v in values.items() if k not in _SKIPPED)
-        return "{" + ", ".join(told) + "}"
+        items = (f"{self(k)}: {self(v)}" for k, v in values.items() if k not in _SKIPPED)
+        return "{" + ", ".join(items) + "}"
 
     def named(self, kind: type) -> str:
         """Returns the name of a class. Raises NoFingerprint if that name does not refer to the
@@ -112,12 +112,12 @@ class Fingerprinter:
         kind = type(value)
         if not all(each is object or each.__flags__ & _MADE_IN_PYTHON for each in kind.__mro__):
             raise NoFingerprint(f"a {kind.__module__}.{kind.__qualname__}")
-        held = dict(getattr(value, "__dict__", {}))
+        attributes = dict(getattr(value, "__dict__", {}))
         if is_dataclass(value):
-            held |= {each.name: getattr(value, each.name) for each in fields(value)}
+            attributes |= {each.name: getattr(value, each.name) for each in fields(value)}
         elif any(getattr(each, "__slots__", ()) for each in kind.__mro__):
             raise NoFingerprint(f"a {kind.__qualname__} with slots")
-        return f"{self.named(kind)}{self.items(dict(sorted(held.items())))}"
+        return f"{self.named(kind)}{self.items(dict(sorted(attributes.items())))}"
 
     def _function(self, value: FunctionType) -> str:
         home = value.__globals__.get("__name__", "")
@@ -125,9 +125,9 @@ class Fingerprinter:
             raise NoFingerprint(f"the function {value.__qualname__}, which is of no module")
         self.homes.add(home)
         cells = [self(cell.cell_contents) for cell in value.__closure__ or ()]
-        given = self((value.__defaults__, value.__kwdefaults__))
+        defaults = self((value.__defaults__, value.__kwdefaults__))
         where = f"{value.__module__}.{value.__qualname__}"
-        return f"{where} {code_digest(value.__code__)} {given} {cells}"
+        return f"{where} {code_digest(value.__code__)} {defaults} {cells}"
 
     def _builtin(self, value: BuiltinFunctionType) -> str:
         owner = value.__self__
@@ -146,19 +146,19 @@ class Fingerprinter:
         raise NoFingerprint(f"a {type(value).__name__} that is no part of the model")
 
 
-_Tell = Callable[[Fingerprinter, Any], str]
-_KINDS: dict[type, _Tell] = {
+_Print = Callable[[Fingerprinter, Any], str]
+_KINDS: dict[type, _Print] = {
     Tensor: Fingerprinter._tensor,
     torch.nn.Module: Fingerprinter._nothing,
     FunctionType: Fingerprinter._function,
     BuiltinFunctionType: Fingerprinter._builtin,
-    MethodType: lambda tell, v: f"{tell(v.__func__)} of {tell(v.__self__)}",
-    partial: lambda tell, v: f"partial {tell((v.func, v.args, v.keywords, vars(v)))}",
-    ModuleType: lambda tell, v: f"module {v.__name__}",
-    SimpleNamespace: lambda tell, v: f"namespace {tell.items(dict(sorted(vars(v).items())))}",
-    enum.Enum: lambda tell, v: f"{tell.named(type(v))}.{v.name}",
-    re.Pattern: lambda tell, v: f"pattern {v.pattern!r} {v.flags}",
-    type: lambda tell, v: tell.named(v),
+    MethodType: lambda printer, v: f"{printer(v.__func__)} of {printer(v.__self__)}",
+    partial: lambda printer, v: f"partial {printer((v.func, v.args, v.keywords, vars(v)))}",
+    ModuleType: lambda printer, v: f"module {v.__name__}",
+    SimpleNamespace: lambda printer, v: f"namespace {printer.items(dict(sorted(vars(v).items())))}",
+    enum.Enum: lambda printer, v: f"{printer.named(type(v))}.{v.name}",
+    re.Pattern: lambda printer, v: f"pattern {v.pattern!r} {v.flags}",
+    type: lambda printer, v: printer.named(v),
 }
 
 

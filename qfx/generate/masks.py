@@ -26,12 +26,12 @@ class Places:
         """Returns first, first + 1, ...: int64 [T], which must not be written to."""
         return self._numbers[first : first + count]
 
-    def table(self, texts: int, slots: int) -> Tensor:
+    def table(self, batch: int, slots: int) -> Tensor:
         """Returns a block table in which each sequence has its own blocks; it must not be written
         to."""
-        if (texts, slots) not in self._tables:
-            self._tables[texts, slots] = own_blocks(texts, slots)
-        return self._tables[texts, slots]
+        if (batch, slots) not in self._tables:
+            self._tables[batch, slots] = own_blocks(batch, slots)
+        return self._tables[batch, slots]
 
     def slots(self, places: Tensor) -> list[Tensor]:
         """Returns the slots of `places`, int64 [B, T] with -1 for none, for each number of slots
@@ -101,11 +101,11 @@ def _visible(kind: LayerKind) -> Tensor:
     return ones.flatten().unfold(0, size, 1)
 
 
-def own_blocks(texts: int, length: int) -> Tensor:
-    """Returns a block table in which each sequence has its own blocks: int32 [texts, length /
+def own_blocks(batch: int, length: int) -> Tensor:
+    """Returns a block table in which each sequence has its own blocks: int32 [batch, length /
     16]."""
-    own = torch.arange(texts, dtype=torch.int32, device="cpu")[:, None]
-    return own.expand(texts, -(-length // TOKENS)).contiguous()
+    own = torch.arange(batch, dtype=torch.int32, device="cpu")[:, None]
+    return own.expand(batch, -(-length // TOKENS)).contiguous()
 
 
 def named(kinds: Iterable[str], masks: list[Tensor]) -> Any:

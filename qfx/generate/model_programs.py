@@ -44,7 +44,7 @@ class ModelPrograms:
         self.tensors: tuple[Tensor, ...] = ()
         self.vectors: dict[str, Tensor] = {}
         self.dtype = torch.float32  # the dtype of the model
-        self.told: set[str] = set()
+        self.reported: set[str] = set()
         self.lock = threading.RLock()
 
     def look(self, model: Any) -> None:
@@ -63,8 +63,8 @@ class ModelPrograms:
 
     def _without_programs(self, model: Any, why: str | None) -> None:
         self.why_none = why
-        if why is not None and why not in self.told:
-            self.told.add(why)
+        if why is not None and why not in self.reported:
+            self.reported.add(why)
             _log.warning(
                 "the modules of %s generate, without programs: %s", type(model).__name__, why
             )

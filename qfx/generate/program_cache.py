@@ -49,7 +49,7 @@ def read_or_build(
 
 
 class _ProgramEntry:
-    """A program. `held`: the model's tensors and the vectors, by name, once the key is known."""
+    """A program. `tensors`: the model's tensors and the vectors, by name, once the key is known."""
 
     def __init__(
         self,
@@ -58,47 +58,47 @@ class _ProgramEntry:
         vectors: Mapping[str, Tensor],
     ) -> None:
         self._key, self._make, self._vectors = key_of_it, make, vectors
-        self.held: dict[str, Tensor] = {}
+        self.tensors: dict[str, Tensor] = {}
 
     def key(self) -> str:
         try:
-            key, held = self._key()
+            key, tensors = self._key()
         except Exception as why:  # NoFingerprint, or any exception of the model's objects
             raise NotCached(str(why)) from why
         vectors = {f"{name} as float32": tensor for name, tensor in self._vectors.items()}
-        self.held = held | vectors
+        self.tensors = tensors | vectors
         return key
 
     def read(self, data: bytes) -> Runner | None:
-        return _runner(data, self.held)
+        return _runner(data, self.tensors)
 
     def make(self) -> Runner:
         return self._make()
 
     def written(self, value: Runner) -> bytes:
-        return written(value, self.held)
+        return written(value, self.tensors)
 
 
-def _runner(data: bytes, held: Mapping[str, Tensor]) -> Runner | None:
+def _runner(data: bytes, of_model: Mapping[str, Tensor]) -> Runner | None:
     """Returns the program in `data`; None if it belongs to other weights. Raises ValueError for
     data that `written` did not write."""
     head, _, body = data.partition(b"\n")
-    told = json.loads(head)
-    if told["values"] is not None and told["values"] != values_digest(held):
+    header = json.loads(head)
+    if header["values"] is not None and header["values"] != values_digest(of_model):
         return None
-    tensors = {f"model {name}": bytes_in(t.untyped_storage()) for name, t in held.items()}
-    for name, dtype, begin, size in told["tensors"]:
+    tensors = {f"model {name}": bytes_in(t.untyped_storage()) for name, t in of_model.items()}
+    for name, dtype, begin, size in header["tensors"]:
         plain = torch.frombuffer(bytearray(body[begin : begin + size]), dtype=torch.uint8)
         tensors[name] = plain.view(getattr(torch, dtype))
     try:
-        return restored(told["program"], tensors)
+        return restored(header["program"], tensors)
     except UserError as why:
         raise ValueError(str(why)) from None
 
 
-def written(runner: Runner, held: Mapping[str, Tensor]) -> bytes:
+def written(runner: Runner, tensors: Mapping[str, Tensor]) -> bytes:
     """Returns the whole content of a file. Raises NotCached."""
-    storing = Storing({f"model {name}": tensor for name, tensor in held.items()})
+    storing = Storing({f"model {name}": tensor for name, tensor in tensors.items()})
     try:
         program = storing.described(runner)
     except UserError as why:
@@ -111,6 +111,6 @@ def written(runner: Runner, held: Mapping[str, Tensor]) -> bytes:
         parts.append(tensor.contiguous().view(torch.uint8).numpy().tobytes())
         table.append([name, str(tensor.dtype).removeprefix("torch."), end, len(parts[-1])])
         end += len(parts[-1])
-    values = values_digest(held) if storing.made else None
-    told = {"values": values, "program": program, "tensors": table}
-    return json.dumps(told).encode() + b"\n" + b"".join(parts)
+    values = values_digest(tensors) if storing.made else None
+    header = {"values": values, "program": program, "tensors": table}
+    return json.dumps(header).encode() + b"\n" + b"".join(parts)

@@ -72,24 +72,26 @@ class ProgramFile:
         return [tokens, tokens, *where, *last, *masks, *cache]
 
 
-def program_file(told: Any, tensors: Mapping[str, Tensor], max_memory: int | None) -> ProgramFile:
-    """Checks the description `told`, parsed from JSON, and returns it.
+def program_file(
+    description: Any, tensors: Mapping[str, Tensor], max_memory: int | None
+) -> ProgramFile:
+    """Checks the description `description`, parsed from JSON, and returns it.
 
     `tensors`: those of the file. `max_memory`: the largest number of bytes in total, by default the
     memory of the machine. Raises UserError, with the numbers.
     """
-    if not isinstance(told, dict) or told.get("format") != FORMAT:
-        form = told.get("format") if isinstance(told, dict) else told
+    if not isinstance(description, dict) or description.get("format") != FORMAT:
+        form = description.get("format") if isinstance(description, dict) else description
         raise UserError(
             f"the programs have format {printable(repr(form))}, this qfx reads {FORMAT}: save them "
             "again"
         )
     file = ProgramFile(
-        layout=_layout(told),
-        batch=_size(told["batch"], "batch"),
-        shapes=tuple((_size(h, "heads"), _size(d, "features")) for h, d in told["shapes"]),
-        bits=_bits(told["bits"]),
-        programs={_rows(rows): each for rows, each in told["programs"].items()},
+        layout=_layout(description),
+        batch=_size(description["batch"], "batch"),
+        shapes=tuple((_size(h, "heads"), _size(d, "features")) for h, d in description["shapes"]),
+        bits=_bits(description["bits"]),
+        programs={_rows(rows): each for rows, each in description["programs"].items()},
     )
     if len(file.shapes) != len(file.layout.layers):
         raise UserError(f"there are {len(file.shapes)} shapes of {len(file.layout.layers)} layers")
@@ -99,9 +101,9 @@ def program_file(told: Any, tensors: Mapping[str, Tensor], max_memory: int | Non
         if described["inputs"] != file.inputs(rows):
             raise UserError(f"the program of {rows} tokens has inputs of another cache or batch")
         ((_, dtype, sizes, _, _),) = described["results"]
-        asked = 1 if rows > MOST_ROWS else rows
-        if dtype != "float32" or sizes[:2] != [file.batch, asked] or len(sizes) != 3:
-            raise UserError(f"the program of {rows} tokens gives no logits of {asked}")
+        rows_of_logits = 1 if rows > MOST_ROWS else rows
+        if dtype != "float32" or sizes[:2] != [file.batch, rows_of_logits] or len(sizes) != 3:
+            raise UserError(f"the program of {rows} tokens gives no logits of {rows_of_logits}")
     _check_memory(file, tensors, max_memory)
     return file
 
@@ -174,12 +176,12 @@ def _size(value: Any, what: str) -> int:
     return value
 
 
-def _layout(told: dict[str, Any]) -> CacheLayout:
-    windows = {_text(kind): _window(size) for kind, size in told["windows"]}
-    layers = tuple(_text(kind) for kind in told["layers"])
+def _layout(description: dict[str, Any]) -> CacheLayout:
+    windows = {_text(kind): _window(size) for kind, size in description["windows"]}
+    layers = tuple(_text(kind) for kind in description["layers"])
     if unknown := sorted(set(layers) - windows.keys()):
         raise UserError(f"layers are {printable(repr(unknown[0]))}, a kind that has no window")
-    return with_rings(_size(told["length"], "length"), windows, layers)
+    return with_rings(_size(description["length"], "length"), windows, layers)
 
 
 def _window(value: Any) -> int | None:

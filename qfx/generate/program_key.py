@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from qfx.generate.code_fingerprint import told_code
+from qfx.generate.code_fingerprint import code_fingerprints
 from qfx.generate.fingerprint import Fingerprinter, NoFingerprint
 from qfx.generate.model_state import NOT_OWN, attention_of, hooks_on
 from qfx.generate.step_modules import is_served, named_tensors
@@ -40,22 +40,22 @@ def key_of(
     and dtypes are part of the key. Raises NoFingerprint, with the reason, if a value that may
     matter has none.
     """
-    held = _held(model)
+    tensors = _named_tensors(model)
     total = hashlib.sha256()
-    for part in _parts(model, steps, inputs, held, others):
+    for part in _parts(model, steps, inputs, tensors, others):
         total.update(part.encode("utf-8", "surrogatepass") + b"\n")
-    return total.hexdigest(), held
+    return total.hexdigest(), tensors
 
 
-def values_digest(held: Mapping[str, Tensor]) -> str:
+def values_digest(tensors: Mapping[str, Tensor]) -> str:
     """Returns a digest of the names and values of parameters and buffers."""
     parts: list[str | Tensor] = []
-    for name, tensor in held.items():
+    for name, tensor in tensors.items():
         parts += f"{name}\0", tensor
     return digest_of(*parts)
 
 
-def _held(model: nn.Module) -> dict[str, Tensor]:
+def _named_tensors(model: nn.Module) -> dict[str, Tensor]:
     """Returns parameters and buffers by all of their names, including those that no state dict
     contains."""
     return dict(sorted(named_tensors(model), key=itemgetter(0)))
@@ -65,27 +65,27 @@ def _parts(
     model: nn.Module,
     steps: Any,
     inputs: tuple[Tensor, ...],
-    held: Mapping[str, Tensor],
+    tensors: Mapping[str, Tensor],
     others: dict[str, Any],
 ) -> Iterator[str]:
     if watched() or global_hooks():
         raise NoFingerprint("a mode or a hook that sees all modules")
     modules = dict(model.named_modules())
-    names = {id(tensor): name for name, tensor in held.items()}
+    names = {id(tensor): name for name, tensor in tensors.items()}
     names |= {id(module): f"module {name!r}" for name, module in modules.items()}
-    tell = Fingerprinter(names | {id(steps): "programs"})
+    fingerprint = Fingerprinter(names | {id(steps): "programs"})
     yield from _surroundings()
-    yield tell([(t.dtype, t.shape, t.stride()) for t in inputs])
-    yield tell(others)
-    yield from _tensors(held)
+    yield fingerprint([(t.dtype, t.shape, t.stride()) for t in inputs])
+    yield fingerprint(others)
+    yield from _tensors(tensors)
     for name, module in modules.items():
-        yield f"{name!r} {_class(type(module))} {_module(module, tell)}"
+        yield f"{name!r} {_class(type(module))} {_module(module, fingerprint)}"
     kind = attention_of(model)
     for table in (ALL_ATTENTION_FUNCTIONS, ALL_MASK_ATTENTION_FUNCTIONS):
-        yield f"{kind} {tell(table.get(kind, None))}"
+        yield f"{kind} {fingerprint(table.get(kind, None))}"
     classes = [type(module) for module in modules.values()]
     homes = {base.__module__ for each in classes for base in each.__mro__}
-    yield from told_code(tell, homes | tell.homes, classes)
+    yield from code_fingerprints(fingerprint, homes | fingerprint.homes, classes)
 
 
 def _surroundings() -> Iterator[str]:
@@ -106,10 +106,10 @@ def _surroundings() -> Iterator[str]:
     )  # fmt: skip
 
 
-def _tensors(held: Mapping[str, Tensor]) -> Iterator[str]:
+def _tensors(tensors: Mapping[str, Tensor]) -> Iterator[str]:
     """Yields the dtype, shape and place in memory of each tensor."""
     numbers: dict[int | None, int] = {}
-    for name, t in held.items():
+    for name, t in tensors.items():
         if type(t) not in _TENSORS or t.layout != torch.strided or t.device.type != "cpu":
             raise NoFingerprint(f"{name} is a {type(t).__name__} on {t.device}")
         memory = numbers.setdefault(storage_id(t), len(numbers)), t.untyped_storage().nbytes()
@@ -124,10 +124,12 @@ def _class(kind: type) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
-def _module(module: nn.Module, tell: Callable[[Any], str]) -> str:
+def _module(module: nn.Module, fingerprint: Callable[[Any], str]) -> str:
     if hooks_on(module):
         raise NoFingerprint(f"a {type(module).__name__} has hooks")
     own = {n: v for n, v in sorted(vars(module).items()) if n not in NOT_OWN}
     missing = [n for n, t in (*module._parameters.items(), *module._buffers.items()) if t is None]
     scheme = str(module.scheme) if is_served(module) else ""  # type: ignore[attr-defined]
-    return tell((module.training, own, module._modules, missing, sorted(module._buffers), scheme))
+    return fingerprint(
+        (module.training, own, module._modules, missing, sorted(module._buffers), scheme)
+    )

@@ -73,7 +73,7 @@ class _WrittenLayer(CrossKVLayer):
     def __init__(self, tensors: tuple[Tensor, ...], source_length: int, table: Tensor) -> None:
         super().__init__(source_length)
         self.is_initialized, self.dtype = True, torch.float32
-        self.seen, self.texts, self.table = source_length, len(tensors[1]), table
+        self.seen, self.batch, self.table = source_length, len(tensors[1]), table
         for name, tensor in zip(NAMES, tensors, strict=True):
             setattr(self, name, tensor)
 

@@ -15,9 +15,9 @@ from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
 from qfx.generate.buckets import MOST_ROWS, ROWS, batch_size_for, bucket_for, padded
 from qfx.generate.cache_capacity import (
     check_alike,
+    check_batch_size,
     check_request,
     check_step,
-    check_texts,
     make_room,
 )
 from qfx.generate.cache_slots import CacheSlots, cache_slots
@@ -108,11 +108,11 @@ class Steps(OwnForward):
 
     def prepare(self) -> None:
         """Builds the programs of one token."""
-        for texts in self.sizes:
-            token = torch.zeros(texts, 1, dtype=torch.int64, device=self.model.device)
+        for batch in self.sizes:
+            token = torch.zeros(batch, 1, dtype=torch.int64, device=self.model.device)
             how: dict[str, Any] = {"past_key_values": DynamicCache(), "use_cache": True}
             if self.axes is not None:  # as generate passes them
-                how["position_ids"] = token.expand(self.axes, texts, 1)
+                how["position_ids"] = token.expand(self.axes, batch, 1)
             with torch.no_grad():
                 self(input_ids=token, **how)
 
@@ -124,11 +124,11 @@ class Steps(OwnForward):
         for rows in (r for r in ROWS if r <= self.length):
             tokens = torch.zeros(batch, rows, dtype=torch.int64, device="cpu")
             cache = Cache(layers=self._layers())
-            asked = Request(tokens, cache, None, None, 1, rows)
-            self._begin(asked, batch, batch)
+            request = Request(tokens, cache, None, None, 1, rows)
+            self._begin(request, batch, batch)
             at = cache_slots(cache.layers[0], self.places.numbers(0, rows), None, self.length)  # type: ignore[arg-type]
-            inputs = self._inputs(asked, at, 0, rows)
-            runner = self.programs.runner(self, (batch, rows, ()), inputs, self._bound(asked))
+            inputs = self._inputs(request, at, 0, rows)
+            runner = self.programs.runner(self, (batch, rows, ()), inputs, self._bound(request))
             if runner is None:
                 raise ValueError(f"no program can be made of the model: {self.programs.why_none}")
             found[rows] = runner
@@ -138,33 +138,33 @@ class Steps(OwnForward):
         if as_modules_would() or self.model.training:
             return self.by_modules(*args, **kwargs)
         names = inspect.signature(self.inner).parameters if args else ()
-        asked = self._asked(dict(zip(names, args, strict=False)) | kwargs)
-        if asked is None:
+        request = self._request(dict(zip(names, args, strict=False)) | kwargs)
+        if request is None:
             return self.by_modules(*args, **kwargs)
-        if new := sorted({*asked.others} - self.named):
+        if new := sorted({*request.others} - self.named):
             self.named.update(new)
             _log.warning(
                 "the modules serve calls that pass %s, which programs do not take",
                 ", ".join(new),
             )
-        if not self._is_ours(asked.cache):
+        if not self._is_ours(request.cache):
             self.programs.look(self.model)
             if self.programs.why_none is None:
-                check_step(asked.length, asked.cache.get_seq_length(), self.length)
-                self._hold(asked)
-        found = self._read(asked) if self._is_ours(asked.cache) else None
+                check_step(request.length, request.cache.get_seq_length(), self.length)
+                self._hold(request)
+        found = self._read(request) if self._is_ours(request.cache) else None
         return self.by_modules(*args, **kwargs) if found is None else found
 
-    def _asked(self, given: dict[str, Any]) -> Request | None:
+    def _request(self, given: dict[str, Any]) -> Request | None:
         """Reads the arguments of a call by their names; returns None if the modules must serve
         it."""
         return request_of(given, self.of_text)
 
     # --- caches ---
 
-    def _hold(self, asked: Request) -> None:
+    def _hold(self, request: Request) -> None:
         """Gives an empty cache layers that store codes."""
-        hold_codes(asked.cache, self._layers())
+        hold_codes(request.cache, self._layers())
 
     def _layers(self) -> list[Any]:
         kinds = ((name, self.layout.kinds[name].window) for name in self.layout.layers)
@@ -179,9 +179,9 @@ class Steps(OwnForward):
             for layer, (kind, window) in zip(layers, self.own, strict=True)
         )
 
-    def _begin(self, asked: Request, texts: int, size: int) -> None:
-        """Allocates memory for `texts` sequences, padded to a batch size of `size`."""
-        make_room(asked.cache.layers, self.shapes, texts, size)
+    def _begin(self, request: Request, batch: int, size: int) -> None:
+        """Allocates memory for `batch` sequences, padded to a batch size of `size`."""
+        make_room(request.cache.layers, self.shapes, batch, size)
 
     def prepare_cache(
         self, config: Any, arguments: dict[str, Any], *rest: Any, **others: Any
@@ -203,57 +203,57 @@ class Steps(OwnForward):
 
     # --- steps ---
 
-    def _read(self, asked: Request) -> Any:
+    def _read(self, request: Request) -> Any:
         """Reads the tokens of a call in steps; returns None if the modules must serve it."""
-        layer: Any = asked.cache.layers[0]
+        layer: Any = request.cache.layers[0]
         first: int = layer.seen
-        count = asked.length
+        count = request.length
         check_step(count, first, self.length)
         known = first > 0 and self.programs.state is not None  # None in a copy of the model
         if not known or (count > 1 and values_of(self.programs.tensors) != self.programs.state[0]):
             self.programs.look(self.model)
-        if self.programs.why_none or asked.tokens is None or not self._serve(asked, first):
+        if self.programs.why_none or request.tokens is None or not self._serve(request, first):
             return None
-        texts = asked.tokens.shape[0]
-        check_texts(layer, texts)
-        check_alike(asked.cache.layers)
-        self._begin(asked, texts, batch_size_for(texts, self.sizes))
-        at = cache_slots(layer, self.places.numbers(first, count), asked.seen, self.length)
+        batch = request.tokens.shape[0]
+        check_batch_size(layer, batch)
+        check_alike(request.cache.layers)
+        self._begin(request, batch, batch_size_for(batch, self.sizes))
+        at = cache_slots(layer, self.places.numbers(first, count), request.seen, self.length)
         found, begin = [], 0
         while begin < count:
             rows = bucket_for(count - begin, self._room(first + begin))
             end = min(begin + rows, count)
             own = at._replace(places=at.places[:, begin:end])
-            logits = self._step(asked.part(begin, end), own, first + begin, rows)
+            logits = self._step(request.part(begin, end), own, first + begin, rows)
             if logits is None:
                 return None
             found.append(logits)
             begin = end
-        for layer in asked.cache.layers:
+        for layer in request.cache.layers:
             layer.seen, layer.kept = first + count, at.kept
-        whole = found[-1] if asked.last_alone else torch.cat(found, 1)
-        return self._answer(selected_logits(whole, asked.keep), asked)
+        whole = found[-1] if request.last_alone else torch.cat(found, 1)
+        return self._answer(selected_logits(whole, request.keep), request)
 
-    def _serve(self, asked: Request, first: int) -> bool:
+    def _serve(self, request: Request, first: int) -> bool:
         """Whether programs can read these tokens after `first` others."""
-        count = asked.length
-        if not asked.plain(first, self.positioned) or first + count > self.most:
+        count = request.length
+        if not request.plain(first, self.positioned) or first + count > self.most:
             return False
-        if self.axes is not None and asked.positions is None and first > 0:
+        if self.axes is not None and request.positions is None and first > 0:
             return False  # images shift positions; the model computes by how much
-        return count <= MOST_ROWS or (self.keeps and asked.last_alone)
+        return count <= MOST_ROWS or (self.keeps and request.last_alone)
 
     def _room(self, first: int) -> int:
         """Returns the number of tokens that a step after `first` others may have."""
         return self.length
 
-    def _answer(self, logits: Tensor, asked: Request) -> Any:
-        return decoder_only_output(logits, asked.cache)
+    def _answer(self, logits: Tensor, request: Request) -> Any:
+        return decoder_only_output(logits, request.cache)
 
-    def _step(self, asked: Request, at: CacheSlots, first: int, rows: int) -> Tensor | None:
+    def _step(self, request: Request, at: CacheSlots, first: int, rows: int) -> Tensor | None:
         """Returns logits [B, T, V], or only those of the last token."""
-        inputs = self._inputs(asked, at, first, rows)
-        bound = self._bound(asked)
+        inputs = self._inputs(request, at, first, rows)
+        bound = self._bound(request)
         axes = inputs[1].shape[:-2]
         runner = self.programs.runner(self, (len(inputs[0]), rows, tuple(axes)), inputs, bound)
         if runner is None:
@@ -261,36 +261,38 @@ class Steps(OwnForward):
         logits: Tensor = runner(*inputs, bound=bound)[0].to(
             self.logits_dtype or self.programs.dtype
         )
-        texts = len(at.places)
-        if logits.shape[1] <= asked.length and len(logits) == texts:
+        batch = len(at.places)
+        if logits.shape[1] <= request.length and len(logits) == batch:
             return logits
-        return logits[:texts, : asked.length]
+        return logits[:batch, : request.length]
 
-    def _bound(self, asked: Request) -> Bound:
+    def _bound(self, request: Request) -> Bound:
         """Returns the tensors of the cache, looked up again when a tensor of any cache was
         replaced."""
-        changes, known, layers = KVLayer.changes, self.bound.get(asked.cache), self._all(asked)
+        changes, known, layers = KVLayer.changes, self.bound.get(request.cache), self._all(request)
         if known is not None and known[0] == changes and known[1] == layers:
             return known[2]
         bound = Bound([tensor for layer in layers for tensor in layer.tensors])
-        self.bound[asked.cache] = changes, layers, bound
+        self.bound[request.cache] = changes, layers, bound
         return bound
 
-    def _all(self, asked: Request) -> list[Any]:
+    def _all(self, request: Request) -> list[Any]:
         """Returns the layers of the cache that a program reads."""
-        return list(asked.cache.layers)
+        return list(request.cache.layers)
 
-    def _inputs(self, asked: Request, at: CacheSlots, first: int, rows: int) -> tuple[Tensor, ...]:
+    def _inputs(
+        self, request: Request, at: CacheSlots, first: int, rows: int
+    ) -> tuple[Tensor, ...]:
         """Returns the inputs of `_StepModule` in step_graph.py that precede the tensors of the
         cache."""
-        assert asked.tokens is not None
-        layer: Any = asked.cache.layers[0]
+        assert request.tokens is not None
+        layer: Any = request.cache.layers[0]
         size, count = len(layer.key_scale), at.places.shape[1]
-        given = (asked.tokens, at.positions(asked.positions, self.places.numbers(first, count)))
+        given = (request.tokens, at.positions(request.positions, self.places.numbers(first, count)))
         places = padded(at.places, size, rows, -1)
         hidden = None if at.hidden is None else padded(at.hidden, size, self.length)
         last = [self.places.numbers(count - 1, 1)] if rows > MOST_ROWS else []
-        layers: list[Any] = asked.cache.layers
+        layers: list[Any] = request.cache.layers
         for ring in self.rings:
             layers[ring].enter(places, first + count)
         where: list[Tensor] = []

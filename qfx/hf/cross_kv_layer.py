@@ -32,7 +32,7 @@ class CrossKVLayer(KVLayer):
         if not self.is_initialized:
             return None
         codes, scale = self.tensors[begin : begin + 2]
-        return self._of_texts(op(codes, scale, self.seen, self.dtype, self.table))
+        return self._without_padding(op(codes, scale, self.seen, self.dtype, self.table))
 
     keys = property(lambda self: self._floats_of(ops.kv_keys, 0), KVLayer.keys.fset)
     values = property(lambda self: self._floats_of(ops.kv_values, 2), KVLayer.values.fset)
@@ -49,12 +49,12 @@ class CrossKVLayer(KVLayer):
         """Makes sequence b continue what was sequence `beam_idx[b]`."""
         if not self.is_initialized:
             return
-        if len(beam_idx) != self.texts:
+        if len(beam_idx) != self.batch:
             return self.batch_select_indices(beam_idx)
         codes, scale, *_ = self.tensors
         rows, blocks = len(scale), codes.shape[2]
         own = torch.arange(rows, dtype=torch.int32, device="cpu")
-        source = torch.cat([beam_idx.to(own), own[self.texts :]])
+        source = torch.cat([beam_idx.to(own), own[self.batch :]])
         if torch.equal(source, own):
             return
         table = own[:, None].expand(rows, blocks) if self.table is None else self.table

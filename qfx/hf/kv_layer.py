@@ -37,7 +37,7 @@ class KVLayer(CacheLayerMixin):
     is `begins_with`. `seen`: the number of token columns that were passed to the model, including
     padding. `kept`: bool [batch, seen], the tokens that are stored; None if all are. The tokens of
     a sequence are stored at places 0, 1, ... in order, so a sequence is stored the same way
-    whatever its padding is. `texts`: the batch size; the tensors may have room for more sequences.
+    whatever its padding is. `batch`: the batch size; the tensors may have room for more sequences.
     `table`: the block table of `qfx.ops.kv_blocks`; None if each sequence has its own blocks.
     `changes`: a number that all layers share, and that changes whenever a tensor of one of them is
     replaced.
@@ -65,7 +65,7 @@ class KVLayer(CacheLayerMixin):
         self._clear()
 
     def _clear(self) -> None:
-        self.seen = self.texts = 0
+        self.seen = self.batch = 0
         self.kept: Tensor | None = None
         self.table: Tensor | None = None
 
@@ -78,7 +78,7 @@ class KVLayer(CacheLayerMixin):
         _check_alike(key_states, value_states)
         self.dtype, self.device = key_states.dtype, key_states.device
         batch, heads, _, d = key_states.shape
-        self.shape, self.texts = (heads, d), batch
+        self.shape, self.batch = (heads, d), batch
         self._keep(kv_empty(batch, heads, self.begins_with, d, *self.bits))
         self.is_initialized = True
 
@@ -94,10 +94,10 @@ class KVLayer(CacheLayerMixin):
         self._reserve(self.seen + new)
         places = torch.arange(new, dtype=torch.int64, device=key_states.device)
         places = places + (self.seen if self.kept is None else self.kept.sum(1)[:, None])
-        ops.kv_write(*map(self._of_texts, self.tensors), key_states, value_states, places)
+        ops.kv_write(*map(self._without_padding, self.tensors), key_states, value_states, places)
         self.seen += new
         if self.kept is not None:
-            self.kept = torch.cat([self.kept, self.kept.new_ones(self.texts, new)], 1)
+            self.kept = torch.cat([self.kept, self.kept.new_ones(self.batch, new)], 1)
         return self._floats(key_states.dtype, value_states.dtype)
 
     def _floats(self, *dtypes: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -106,17 +106,17 @@ class KVLayer(CacheLayerMixin):
         length = self.seen if self.kept is None else int(self.kept.sum(1).max())
         parts = (self.tensors[:2], self.tensors[2:])
         read: list[Tensor] = [
-            self._of_texts(op(*part, length, dtype, table))
+            self._without_padding(op(*part, length, dtype, table))
             for op, part, dtype in zip((ops.kv_keys, ops.kv_values), parts, dtypes, strict=True)
         ]
         if self.kept is not None:
             places = (self.kept.cumsum(1) - 1).clamp(min=0)[:, None, :, None]
-            shape = (self.texts, self.shape[0], self.seen, self.shape[1])
+            shape = (self.batch, self.shape[0], self.seen, self.shape[1])
             read = [floats.gather(2, places.expand(shape)) for floats in read]
         return read[0], read[1]
 
-    def _of_texts(self, tensor: Tensor) -> Tensor:
-        return tensor if len(tensor) == self.texts else tensor[: self.texts]
+    def _without_padding(self, tensor: Tensor) -> Tensor:
+        return tensor if len(tensor) == self.batch else tensor[: self.batch]
 
     def write(
         self, keys: Tensor, values: Tensor, places: Tensor, length: int
@@ -146,19 +146,19 @@ class KVLayer(CacheLayerMixin):
         """Raises ValueError if tokens that the next query sees were overwritten, which never
         happens here."""
 
-    def make_room(self, texts: int) -> None:
-        """Resizes the tensors to a batch size of `texts`; stored tokens are kept."""
+    def make_room(self, batch: int) -> None:
+        """Resizes the tensors to a batch size of `batch`; stored tokens are kept."""
         assert self.key_scale is not None
-        if len(self.key_scale) != texts:
+        if len(self.key_scale) != batch:
             self._own_blocks()
-            self._grow(texts, self.key_scale.shape[2])
+            self._grow(batch, self.key_scale.shape[2])
 
-    def _grow(self, texts: int, length: int) -> None:
+    def _grow(self, batch: int, length: int) -> None:
         heads, d = self.shape
         former = self.tensors
-        self._keep(kv_empty(texts, heads, length, d, *self.bits))
+        self._keep(kv_empty(batch, heads, length, d, *self.bits))
         for old, new in zip(former, self.tensors, strict=True):
-            new[: self.texts, :, : old.shape[2]].copy_(old[: self.texts])
+            new[: self.batch, :, : old.shape[2]].copy_(old[: self.batch])
 
     def _keep(self, tensors: tuple[Tensor, ...]) -> None:
         for name, tensor in zip(NAMES, tensors, strict=True):
@@ -201,16 +201,16 @@ class KVLayer(CacheLayerMixin):
         found through the table; only the block that is being filled is copied."""
         if not self.is_initialized:
             return
-        if len(beam_idx) != self.texts:
+        if len(beam_idx) != self.batch:
             return self.batch_select_indices(beam_idx)
         assert self.key_scale is not None
         own = torch.arange(len(self.key_scale), dtype=torch.int64, device=beam_idx.device)
-        source = torch.cat([beam_idx.long(), own[self.texts :]])
+        source = torch.cat([beam_idx.long(), own[self.batch :]])
         if torch.equal(source, own):
             return
         held = torch.full_like(own, self.seen)
         if self.kept is not None:
-            held[: self.texts] = self.kept.sum(1)
+            held[: self.batch] = self.kept.sum(1)
             if not torch.equal(held[source], held):  # sharing needs equal numbers of tokens
                 return self.batch_select_indices(beam_idx)
             self.kept = self.kept[beam_idx]
@@ -233,16 +233,16 @@ class KVLayer(CacheLayerMixin):
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         if self.is_initialized:
-            batch = torch.arange(self.texts, dtype=torch.int64, device=self.tensors[0].device)
-            self.batch_select_indices(batch.repeat_interleave(repeats))
+            each = torch.arange(self.batch, dtype=torch.int64, device=self.tensors[0].device)
+            self.batch_select_indices(each.repeat_interleave(repeats))
 
     def batch_select_indices(self, indices: Tensor) -> None:
         if not self.is_initialized:
             return
         self._own_blocks()
-        self._keep(tuple(t[: self.texts][indices] for t in self.tensors))
+        self._keep(tuple(t[: self.batch][indices] for t in self.tensors))
         self.kept = None if self.kept is None else self.kept[indices]
-        self.texts = len(self.tensors[0])
+        self.batch = len(self.tensors[0])
 
     def offload(self) -> None:
         raise NotImplementedError("an int8 cache is on the CPU already: pass no offloading")

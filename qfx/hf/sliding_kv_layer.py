@@ -70,12 +70,12 @@ class SlidingKVLayer(KVLayer):
         places = places + (self.seen if self.kept is None else self.kept.sum(1)[:, None])
         many = self.window - 1 + new > self.slots  # overwrites keys that the first of them sees
         past = self._columns(first, *dtypes) if many else ()
-        self.enter(places.expand(self.texts, new), self.seen + new)
-        tensors = map(self._of_texts, self.tensors)
+        self.enter(places.expand(self.batch, new), self.seen + new)
+        tensors = map(self._without_padding, self.tensors)
         ops.kv_write(*tensors, key_states, value_states, places % self.slots)
         self.seen += new
         if self.kept is not None:
-            self.kept = torch.cat([self.kept, self.kept.new_ones(self.texts, new)], 1)
+            self.kept = torch.cat([self.kept, self.kept.new_ones(self.batch, new)], 1)
         if not many:
             return self._columns(first, *dtypes)
         coded = self._coded(key_states, value_states)
@@ -91,9 +91,9 @@ class SlidingKVLayer(KVLayer):
             slots = (self.kept.cumsum(1) - 1).clamp(min=0)[:, first:]
         slots = (slots % self.slots)[:, None, :, None]
         parts = (self.tensors[:2], self.tensors[2:])
-        shape = (self.texts, self.shape[0], self.seen - first, self.shape[1])
+        shape = (self.batch, self.shape[0], self.seen - first, self.shape[1])
         keys, values = (
-            self._of_texts(op(*part, self._used(), dtype, self.table)).gather(
+            self._without_padding(op(*part, self._used(), dtype, self.table)).gather(
                 2, slots.expand(shape)
             )
             for op, part, dtype in zip((ops.kv_keys, ops.kv_values), parts, dtypes, strict=True)
@@ -106,8 +106,8 @@ class SlidingKVLayer(KVLayer):
 
     def _coded(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Returns these keys and values as floats, after quantization."""
-        texts, heads, count, d = keys.shape
-        cache = kv_empty(texts, heads, count, d, *self.bits)
+        batch, heads, count, d = keys.shape
+        cache = kv_empty(batch, heads, count, d, *self.bits)
         places = torch.arange(count, dtype=torch.int64, device=keys.device)
         ops.kv_write(*cache, keys, values, places)
         return (

@@ -29,7 +29,7 @@ def local_source(name: str) -> Any:
     return LocalSource(name)
 
 
-def compile_anew(code: CodeType) -> None:
+def discard_compiled(code: CodeType) -> None:
     """Discards what was compiled for this code, so that its next call is captured again."""
     from torch._dynamo.eval_frame import reset_code  # a second to import
 

@@ -14,7 +14,9 @@ from qfx.host.tensors import without_subclass
 
 Kind = TypeVar("Kind", bound=Tensor)
 
-NOT_HEARD: Any = torch._C._disabled_torch_function_impl  # as `__torch_function__`: turns it off
+NO_TORCH_FUNCTION: Any = (
+    torch._C._disabled_torch_function_impl
+)  # as `__torch_function__`: turns it off
 PIN_MEMORY: Any = torch.ops.aten._pin_memory.default
 keeping_version: Any = torch.autograd._unsafe_preserve_version_counter  # leaves its version
 SET_DATA: Any = Tensor.data.__set__  # type: ignore[attr-defined]

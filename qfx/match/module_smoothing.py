@@ -90,7 +90,7 @@ def factors_noted(
         return lambda site: None
     parts = cache(lambda: parts_of(noted.module()))
     flow = cache(lambda: why_not_from_ids(gm, matches, noted.storages))
-    return lambda site: noted.of(site, parts(), lambda *asked: flow()(*asked))
+    return lambda site: noted.of(site, parts(), lambda *arguments: flow()(*arguments))
 
 
 def tie_to_modules(here: Surroundings) -> None:

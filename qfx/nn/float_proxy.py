@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from qfx.host.subclasses import NOT_HEARD, as_made_of, decomposed
+from qfx.host.subclasses import NO_TORCH_FUNCTION, as_made_of, decomposed
 from qfx.host.tensors import tree_leaves, tree_map
 
 aten = torch.ops.aten
@@ -43,7 +43,7 @@ class FloatProxy(Tensor):
     need the floats.
     """
 
-    __torch_function__ = NOT_HEARD
+    __torch_function__ = NO_TORCH_FUNCTION
 
     def dequantize(self, dtype: torch.dtype | None = None) -> Tensor:
         """Returns the floats as a new tensor, in the dtype of this tensor or in `dtype`."""

@@ -65,7 +65,7 @@ def weight_after_write(
             return earlier[i].frozen, earlier[:i]
     count = earlier[-1].before + 1 if earlier else 0
     made = _quantized(value, held, now, scheme, count)
-    _tell(value, held, float_weight(made, scheme, *value.shape))
+    _log_change(value, held, float_weight(made, scheme, *value.shape))
     return made, (*earlier, PreviousWeight(now, change, count))[-KEPT:]
 
 
@@ -107,7 +107,7 @@ def check_written(value: Any, n: int, k: int, held: Tensor) -> None:
 def nearest(value: Tensor, now: Frozen, scheme: Scheme) -> Frozen:
     """Returns the tensors of a module after `value` [N, K] is loaded: the nearest codes,
     independent of the earlier weight, for the same quantization of inputs. (R1) (Q1)-(Q3)"""
-    return _anew(value.detach().float(), now, scheme)
+    return _requantized(value.detach().float(), now, scheme)
 
 
 def _quantized(value: Tensor, held: Tensor, now: Frozen, scheme: Scheme, count: int) -> Frozen:
@@ -118,7 +118,7 @@ def _quantized(value: Tensor, held: Tensor, now: Frozen, scheme: Scheme, count: 
     several writes uses different random numbers, so that rounding errors do not add up, for example
     in a moving average.
     """
-    made = _anew(value, now, scheme)
+    made = _requantized(value, now, scheme)
     if made.factor is not now.factor:  # the grids cannot be compared
         return made
     change = transformed_weight(value - held, now.factor, scheme.rotation)
@@ -167,7 +167,7 @@ def _expanded(of_rows: Tensor, like: Tensor, scheme: Scheme) -> Tensor:
     return parts.repeat_interleave(scheme.w.group or max(k, 1), 1)[:, :k]
 
 
-def _anew(value: Tensor, now: Frozen, scheme: Scheme) -> Frozen:
+def _requantized(value: Tensor, now: Frozen, scheme: Scheme) -> Frozen:
     """Quantizes `value` with new scales, for the same quantization of inputs. (R1) (Q1)-(Q3)"""
     spec, factor = scheme.w, now.factor
     if spec.axes == PER_COLUMN and now.x_scale is None:
@@ -180,7 +180,7 @@ def _anew(value: Tensor, now: Frozen, scheme: Scheme) -> Frozen:
     return now._replace(packed=packed.weight, factor=factor)
 
 
-def _tell(value: Tensor, held: Tensor, made: Tensor) -> None:
+def _log_change(value: Tensor, held: Tensor, made: Tensor) -> None:
     change = (value - held).flatten()
     kept = float((made - held).flatten() @ change / (change @ change))
     n, k = value.shape

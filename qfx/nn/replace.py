@@ -11,7 +11,7 @@ from qfx.nn.left_float import note_left_float
 from qfx.nn.linear_like import sizes_of
 from qfx.nn.loading import check_first
 from qfx.nn.selection import Selection
-from qfx.nn.summary import LinearSummary, Summary, bytes_of, tell
+from qfx.nn.summary import LinearSummary, Summary, bytes_of, report
 from qfx.nn.weight_bytes import weight_bytes
 
 
@@ -33,7 +33,7 @@ def replace(chosen: Selection, made: Mapping[str, nn.Module]) -> nn.Module:
     lines = tuple(_line(name, linear, chosen, made) for name, linear in chosen.linears.items())
     sizes = before, bytes_of(model)
     note_left_float(chosen.linears, {**chosen.missed, **chosen.left})
-    tell(Summary(chosen.who, lines, *sizes, weight_bytes(model), chosen.what), chosen)
+    report(Summary(chosen.who, lines, *sizes, weight_bytes(model), chosen.what), chosen)
     if made:
         check_first(model)
     return model

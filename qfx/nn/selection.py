@@ -41,7 +41,7 @@ class Selection(NamedTuple):
     taken: dict[str, nn.Module]  # to be replaced
     left: dict[str, str]  # stays float because of the config; the option that says so
     missed: dict[str, str]  # stays float although the config does not ask for it; the reason
-    asked: bool = True  # the config names modules (skip, only or recipe), or there is no config
+    selective: bool = True  # the config names modules (skip, only or recipe), or there is no config
 
     @property
     def what(self) -> str:
@@ -78,8 +78,8 @@ def select_modules(
     linears = {n: m for n, m in modules if n and _is_float(m, embeddings)}
     check_names(config, linears)
     check_unsharded(model, who)
-    asked = bool(config.skip or config.only or config.recipe)
-    found = Selection(who, model, linears, {}, {}, {}, asked)
+    selective = bool(config.skip or config.only or config.recipe)
+    found = Selection(who, model, linears, {}, {}, {}, selective)
     attentions = [m for m in model.modules() if isinstance(m, nn.MultiheadAttention)]
     faults = cache(partial(why_faulty, sums_overflow))  # a shared module has several names
     for name, module in linears.items():

@@ -29,8 +29,8 @@ LISTENERS: list[Callable[[nn.Module], None]] = [watch_wrappers]
 def notify_listeners(model: nn.Module) -> None:
     """Calls all LISTENERS with `model`. Code that creates, converts or loads such modules calls
     this."""
-    for tell in LISTENERS:
-        tell(model)
+    for listener in LISTENERS:
+        listener(model)
 
 
 def stored_linears(model: nn.Module) -> Iterator[tuple[str, StoredModule]]:

@@ -58,7 +58,7 @@ def bytes_of(model: nn.Module) -> int:
     return sum(t.numel() * t.element_size() for t in tensors if not is_lazy(t))
 
 
-def tell(summary: Summary, chosen: Selection) -> None:
+def report(summary: Summary, chosen: Selection) -> None:
     """Logs the summary, and warns once if weights stay float although the config does not say so:
     linears, or other weights if less than half of the weights that multiply are quantized."""
     log.info("%s\n%s", summary.who, summary)
@@ -79,5 +79,5 @@ def _missed(summary: Summary, chosen: Selection) -> list[str]:
 
 
 def _mostly_float(summary: Summary, chosen: Selection) -> list[str]:
-    said = "" if chosen.asked else summary.weights.mostly_float
+    said = "" if chosen.selective else summary.weights.mostly_float
     return [said, "qfx.Config(only=['*']) turns this warning off"] if said else []

@@ -65,9 +65,9 @@ def why_untied(m: torch.SymInt, where: sympy.Basic) -> str | None:
     too late, and a guard that contradicts the user's `mark_dynamic` is an error."""
     if hint(m) is None:
         return "it depends on data"
-    for size, range_asked in marked(m):
-        if range_asked is not None:
-            low, high = range_asked
+    for size, marked_range in marked(m):
+        if marked_range is not None:
+            low, high = marked_range
             return f"mark_dynamic asks for one graph from {low} to {high}"
         if _leaves_one(size, where):
             return f"mark_dynamic forbids a graph for {hint(size)} alone"

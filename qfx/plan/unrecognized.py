@@ -97,12 +97,12 @@ def warning_of(
     matches: Sequence[Match],
     modules: Iterable[nn.Module],
     code: CodeType | None,
-    asked: bool,
+    selective: bool,
 ) -> str | None:
     """Returns the text of a warning if more than half of the bytes of weights that the graph
     multiplies are of an unsupported kind; once for the code of a frame. The text is logged at INFO
-    instead if the user `asked` for it, or if the bytes are less than 1 % of the parameters of
-    `modules`, the modules around the graph."""
+    instead if the configuration is `selective` (it names modules), or if the bytes are less than
+    1 % of the parameters of `modules`, the modules around the graph."""
     left, served = unrecognized_weights(gm, matches)
     count = sum(left.values())
     parted = any(is_distributed(value(n)) for n in gm.graph.nodes if _multiplies(n))
@@ -113,7 +113,7 @@ def warning_of(
         f"float, since {_PARTED if parted else _NO_INT8}: {kinds(left)}. qfx.explain(model, "
         "*inputs) lists what becomes of each matmul"
     )
-    if asked or count < _TINY * _around(modules):
+    if selective or count < _TINY * _around(modules):
         log.info("%s", said)
         return None
     before = _SAID.setdefault(code, set()) if code is not None else set[str]()

@@ -218,8 +218,8 @@ class _Builder:
         sizes = [size, *(r.bytes for r in others)]
         program = Program(words, sizes, [0, *addresses, *(0 for _ in given)])
         kinds = [region.kind for region in filled]
-        told = torch.tensor(words, dtype=torch.int64, device="cpu")
-        return Run(program, given, held, kinds, told, sizes)
+        encoded = torch.tensor(words, dtype=torch.int64, device="cpu")
+        return Run(program, given, held, kinds, encoded, sizes)
 
     def _call(self, node: fx.Node) -> TorchCall:
         arguments = fx.map_arg((node.args, node.kwargs), self._argument)

@@ -54,8 +54,8 @@ def _gathered(node: fx.Node) -> tuple[fx.Node, fx.Node] | None:
     numbers: Any = i.args[0]
     if not _is_table(x, numbers) or i.args[1] not in (-1, 2):
         return None
-    texts, k = value(i).shape[0], value(x).shape[1]
-    return (x, numbers) if over == [texts, 1, 1] and along == [1, 1, k] else None
+    batch, k = value(i).shape[0], value(x).shape[1]
+    return (x, numbers) if over == [batch, 1, 1] and along == [1, 1, k] else None
 
 
 def _repeated(node: Any) -> tuple[Any, list[int]]:

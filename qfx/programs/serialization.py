@@ -145,8 +145,8 @@ def _described(view: View, places: Mapping[Region, list[Any]]) -> list[Any]:
     return [places[view.region], name, list(view.sizes), list(view.strides), view.offset]
 
 
-def _view(told: list[Any], places: Mapping[Any, Region]) -> View:
-    (kind, i), name, sizes, strides, offset = told
+def _view(fields: list[Any], places: Mapping[Any, Region]) -> View:
+    (kind, i), name, sizes, strides, offset = fields
     region, dtype = places[kind, i], _dtype(name)
     last = _number(offset)
     for size, stride in zip(sizes, strides, strict=True):

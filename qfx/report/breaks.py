@@ -32,5 +32,5 @@ def _line(message: str) -> str:
     parts = dict(zip(rest[-2::-2], rest[::-2], strict=True))  # the first of several hints
     why, _, _ = parts.get("Explanation", "").partition("\n\n")
     whom = parts.get("Developer debug context", "").strip()
-    told = f"{what.strip()}: {why} {parts.get('Hint', '')}{f' [{whom}]' if whom else ''}"
-    return " ".join(told.split())[:_LONGEST]
+    line = f"{what.strip()}: {why} {parts.get('Hint', '')}{f' [{whom}]' if whom else ''}"
+    return " ".join(line.split())[:_LONGEST]

@@ -22,7 +22,7 @@ from qfx.cost.questions import (
     NO_STEPS,
     QUESTIONS,
     SAMPLES,
-    Asked,
+    AnyQuestion,
     Format,
     Load,
     Tunings,
@@ -123,7 +123,7 @@ class Simulated:
         asked = ((a, f, a(f, found, threads)) for a in QUESTIONS for f in self.formats())
         return {f"{a.__name__} of {f.name}": self._regret(q) for a, f, q in asked if q}
 
-    def _regret(self, question: Asked) -> float:
+    def _regret(self, question: AnyQuestion) -> float:
         def cost(ways: tuple[int, ...]) -> float:
             pairs = zip((question.ways[way] for way in ways), question.loads, strict=True)
             taken = [self.truths[w.format].seconds(dict(w.parameters), load) for w, load in pairs]
@@ -221,5 +221,5 @@ def test_one_disturbed_sample_of_each_round_changes_nothing() -> None:
 
     ways = [Way("tall", {}), Way("low", {})]
     answers = [Answer({}, (0,)), Answer({"hint": "t1"}, (1,))]
-    question: Asked = Question([Load(1, 1, 1, 1)], ways, answers, ALONE)
+    question: AnyQuestion = Question([Load(1, 1, 1, 1)], ways, answers, ALONE)
     assert choose(question, Disturbed({})) == Choice({"hint": "t1"}, 0.0)

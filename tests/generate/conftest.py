@@ -15,11 +15,11 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     calls: list[tuple[int, ...]] = []
     read = Steps._read
 
-    def noted(steps: Steps, asked: Any) -> Any:
-        begins = asked.cache.get_seq_length() == 0
-        found = read(steps, asked)
+    def noted(steps: Steps, request: Any) -> Any:
+        begins = request.cache.get_seq_length() == 0
+        found = read(steps, request)
         if found is not None and not begins:
-            calls.append(tuple(asked.tokens.shape))
+            calls.append(tuple(request.tokens.shape))
         return found
 
     monkeypatch.setattr(Steps, "_read", noted)

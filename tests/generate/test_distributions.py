@@ -18,7 +18,7 @@ import tokenizers
 import torch
 
 from qfx.generate import distributions as installed
-from qfx.generate.code_fingerprint import told_code
+from qfx.generate.code_fingerprint import code_fingerprints
 from qfx.generate.fingerprint import Fingerprinter
 
 RECORD = "own_pkg/__init__.py,sha256=abc,9\nown_pkg-1.0.dist-info/METADATA,sha256=def,9\n"
@@ -112,7 +112,7 @@ def test_the_code_that_calls_a_package_is_told_with_its_distribution(
         vars(caller).update(own_pkg=package)
         exec(f"def forward(x): return own_pkg.{calls}", vars(caller))
         monkeypatch.setitem(sys.modules, "a_model", caller)
-        return [*told_code(Fingerprinter({}), ["a_model"], [])]
+        return [*code_fingerprints(Fingerprinter({}), ["a_model"], [])]
 
     first = told("first")
     assert told("second") == first

@@ -77,7 +77,7 @@ class _Calls:
     def __init__(self, layout: CacheLayout, batch: int) -> None:
         self.layout, self.places, self.first = layout, Places(layout), 0
         self.layer, self.texts = KVLayer(layout.length), [_Text() for _ in range(batch)]
-        self.layer.texts = batch
+        self.layer.batch = batch
 
     def check(self, count: int, seen: Tensor | None) -> None:
         layer, texts, first, places = self.layer, self.texts, self.first, self.places

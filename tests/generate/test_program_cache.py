@@ -149,11 +149,11 @@ def key(model: Any, **others: Any) -> str:
     """Of the program of one token."""
     placed, cache = model.forward, transformers.Cache(layers=model.forward._layers())
     texts = others.pop("batch", 1)
-    asked = Request(ids(1, 1), cache, None, None, 0, 1)
-    placed._begin(asked, texts, texts)
+    request = Request(ids(1, 1), cache, None, None, 0, 1)
+    placed._begin(request, texts, texts)
     how = {"forward": placed.inner, "layout": placed.layout, "one": False, **others}
     at = cache_slots(cache.layers[0], placed.places.numbers(0, 1), None, placed.length)
-    inputs = (*placed._inputs(asked, at, 0, 1), *placed._bound(asked).tensors)
+    inputs = (*placed._inputs(request, at, 0, 1), *placed._bound(request).tensors)
     return key_of(model, placed, inputs, **how)[0]
 
 

@@ -44,7 +44,7 @@ def _padded(layer: KVLayer, texts: _Texts) -> None:
     past = keys.new_ones(len(kept), layer.seen, dtype=torch.bool)
     layer.kept = torch.cat([past if layer.kept is None else layer.kept, kept], 1)
     places = torch.where(kept, layer.kept.sum(1, keepdim=True) - 1, -1)
-    tensors = tuple(t[: layer.texts] for t in layer.tensors)
+    tensors = tuple(t[: layer.batch] for t in layer.tensors)
     torch.ops.qfx.kv_write(*tensors, keys, -keys, places)
     layer.seen += 1
     for b, row in enumerate(texts.rows):

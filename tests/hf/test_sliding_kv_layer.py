@@ -63,7 +63,7 @@ class _Pair:
     def step(self, count: int, padding: bool | Tensor) -> None:
         """As programs do: all tokens are written, then each of them reads its window. `padding`:
         whether some are none, or which are tokens, bool [texts, count]."""
-        ring, whole, texts = self.ring, self.whole, self.ring.texts
+        ring, whole, texts = self.ring, self.whole, self.ring.batch
         seen = ring.seen + count
         kept = padding if isinstance(padding, Tensor) else torch.rand(texts, count) < 0.7
         if padding is False:
@@ -103,27 +103,27 @@ def test_a_ring_holds_what_a_layer_of_all_tokens_does(
     pair = _Pair(texts, window, LONG)
     ring = pair.ring
     for operation in data.draw(st.lists(st.sampled_from(OPERATIONS), min_size=3, max_size=14)):
-        several = st.lists(st.integers(0, ring.texts - 1), min_size=ring.texts, max_size=ring.texts)
+        several = st.lists(st.integers(0, ring.batch - 1), min_size=ring.batch, max_size=ring.batch)
         if operation == "update":
-            pair.update(drawn(ring.texts, data.draw(COUNTS)))
+            pair.update(drawn(ring.batch, data.draw(COUNTS)))
         elif operation == "step":
             count = min(data.draw(COUNTS), LARGEST_STEP)
             pair.step(count, data.draw(st.sampled_from([False, False, False, True])))
         elif operation == "reorder":
             pair.both("reorder_cache", torch.tensor(data.draw(several)))
         elif operation == "select":
-            some = data.draw(several)[: data.draw(st.integers(1, ring.texts))]
+            some = data.draw(several)[: data.draw(st.integers(1, ring.batch))]
             pair.both("batch_select_indices", torch.tensor(some))
-        elif operation == "repeat" and ring.texts == 1:
+        elif operation == "repeat" and ring.batch == 1:
             pair.both("batch_repeat_interleave", 3)
         elif operation == "make_room":
-            pair.both("make_room", ring.texts + data.draw(st.integers(0, 2)))
+            pair.both("make_room", ring.batch + data.draw(st.integers(0, 2)))
         elif operation == "copy":
             pair.ring = ring = data.draw(st.sampled_from([copy.deepcopy, again]))(ring)
         elif operation == "crop":
             cropped(pair, data.draw(st.integers(0, min(ring.seen - 1, 200))))
         assert ring.tensors[1].shape[2] == ring_slots(window)
-    pair.update(drawn(ring.texts, 1))
+    pair.update(drawn(ring.batch, 1))
 
 
 def again(layer: Any) -> Any:

@@ -122,7 +122,7 @@ def code_is_compiled_anew() -> None:
     compiled = torch.compile(model, backend=backend)
     for _ in range(2):
         compiled(X)
-    dynamo.compile_anew(Model.forward.__code__)
+    dynamo.discard_compiled(Model.forward.__code__)
     compiled(X)
     assert len(graphs) == 2
     torch._dynamo.reset()
@@ -527,7 +527,7 @@ class _Half(Tensor):
     """Floats that are half of what its tensor holds."""
 
     held: Tensor
-    __torch_function__ = subclasses.NOT_HEARD
+    __torch_function__ = subclasses.NO_TORCH_FUNCTION
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

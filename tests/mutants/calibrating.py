@@ -61,7 +61,7 @@ CALIBRATING = (
     ),
     Mutant(
         "dynamic scales take the place of static ones for nothing",
-        old="seconds = max(asked, int8_s) * 1.1 if fallback else int8_s",
+        old="seconds = max(requested, int8_s) * 1.1 if fallback else int8_s",
         new="seconds = int8_s",
         tests=("test_a_static_preset_is_static_where_the_error_allows",),
     ),

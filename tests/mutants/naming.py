@@ -91,7 +91,7 @@ NAMING = (
     ),
     Mutant(
         "a range that the user marked is guarded",
-        old="        if range_asked is not None:",
+        old="        if marked_range is not None:",
         new="        if False:",
         tests=("test_no_guard_breaks_a_promise",),
     ),

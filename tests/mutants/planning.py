@@ -175,7 +175,7 @@ PLANNING = (
     ),
     Mutant(
         "what was measured in this process is measured again",
-        old="known.settled or sizes in self._asked",
+        old="known.settled or sizes in self._requested",
         new="known.settled",
         tests=("test_a_cell_whose_times_were_apart_is_measured_again_by_later_processes",),
     ),

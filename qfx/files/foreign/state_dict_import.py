@@ -64,15 +64,15 @@ class Foreign(NamedTuple):
 class Imported:
     """The decision for each tensor of a foreign model.
 
-    `kept`: the schemes of linears that hold the codes of the file. `anew`: the schemes of linears
-    that are quantized again. All other items become floats.
+    `kept`: the schemes of linears that hold the codes of the file. `requantized`: the schemes of
+    linears that are quantized again. All other items become floats.
     """
 
     foreign: Foreign
     kept: dict[str, Scheme]
-    anew: dict[str, Scheme]
+    requantized: dict[str, Scheme]
     items: dict[str, Item]
-    lost: dict[str, float] = field(default_factory=dict)  # |w' - w| / |w| of those in `anew`
+    lost: dict[str, float] = field(default_factory=dict)  # |w' - w| / |w| of those in `requantized`
 
     @property
     def at(self) -> str:
@@ -84,7 +84,7 @@ class Imported:
         found: dict[str, TensorEntry] = {}
         for name, item in self.items.items():
             owner = name.removesuffix(".weight")
-            scheme = self.kept.get(owner) or self.anew.get(owner)
+            scheme = self.kept.get(owner) or self.requantized.get(owner)
             if scheme is None:
                 found[name] = TensorEntry(item.dtype, item.shape, 0)
                 continue
@@ -100,13 +100,13 @@ class Imported:
             if owner in self.kept:
                 for part, tensor in self._kept(name, item).items():
                     yield item.path, f"{owner}.{part}", tensor
-            elif owner in self.anew:
-                for part, tensor in self._anew(owner, item).items():
+            elif owner in self.requantized:
+                for part, tensor in self._requantized_parts(owner, item).items():
                     yield item.path, f"{owner}.{part}", tensor
             else:
                 yield item.path, name, item.floats()
         if self.lost:
-            self._tell()
+            self._log_requantized()
 
     def _kept(self, name: str, item: Item) -> dict[str, Tensor]:
         assert item.weight is not None
@@ -117,21 +117,21 @@ class Imported:
         except ValueError as why:
             raise UserError(f"{printable(str(item.path))}: {printable(name)}: {why}") from None
 
-    def _anew(self, owner: str, item: Item) -> dict[str, Tensor]:
+    def _requantized_parts(self, owner: str, item: Item) -> dict[str, Tensor]:
         values = item.floats().float()
         holder = nn.Linear(1, 1, bias=False, device="meta", dtype=torch.float32)
         holder.weight = nn.Parameter(values, requires_grad=False)
-        scheme = self.anew[owner]
+        scheme = self.requantized[owner]
         linear = Linear.from_float(holder, scheme)
         change = torch.linalg.vector_norm(linear.weight.sub(values))
         self.lost[owner] = float(change / torch.linalg.vector_norm(values).clamp_min(1e-38))
         state = {n: t for n, t in linear.state_dict().items() if n in TENSORS}
         return state | {KEY: scheme_tensor(scheme, {**state, "factor": linear.factor})}
 
-    def _tell(self) -> None:
+    def _log_requantized(self) -> None:
         lines = "".join(
-            f"\n  {printable(name)} ({self.items[f'{name}.weight'].kind}): {self.anew[name]}, "
-            f"off by {lost:.2%} of its norm"
+            f"\n  {printable(name)} ({self.items[f'{name}.weight'].kind}): "
+            f"{self.requantized[name]}, off by {lost:.2%} of its norm"
             for name, lost in self.lost.items()
         )
         log.warning(
@@ -188,7 +188,7 @@ def _decide(
             "that loses"
         )
     elif not left_out(requantize, [owner]):
-        found.anew[owner] = requantize.chosen.at(item.shape[1])
+        found.requantized[owner] = requantize.chosen.at(item.shape[1])
 
 
 def _linears(skeleton: nn.Module) -> dict[str, nn.Linear]:

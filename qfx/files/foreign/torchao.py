@@ -31,13 +31,13 @@ _NAMES = "tensor_names"  # a key of the metadata that torchao writes
 def torchao_state(state: Mapping[str, Any]) -> Foreign:
     """Returns the model of a state dict. Raises UserError for another kind of tensor subclass."""
     at = str(_IN_MEMORY)
-    items = {name: _held(name, value, at) for name, value in state.items()}
+    items = {name: _item_of_value(name, value, at) for name, value in state.items()}
     if not any(item.kind for item in items.values()):
         raise UserError(f"{at} has no tensor of torchao in it: load_state_dict takes a plain one")
     return Foreign(at, items)
 
 
-def _held(name: str, value: Any, at: str) -> Item:
+def _item_of_value(name: str, value: Any, at: str) -> Item:
     here = f"{at}: {printable(str(name))}"
     if not isinstance(value, Tensor):
         raise UserError(f"{here} is of type {type(value).__name__}, expected a tensor")
@@ -48,16 +48,18 @@ def _held(name: str, value: Any, at: str) -> Item:
         raise _unread(here, type(value).__name__)
     if any(getattr(value, part, None) is not None for part in UNREAD):
         raise UserError(f"{here} has scales of activations, which qfx.load does not read")
-    said: Any = value
-    parts = {part: getattr(said, part) for part in PARTS if getattr(said, part) is not None}
+    quantized: Any = value
+    parts = {
+        part: getattr(quantized, part) for part in PARTS if getattr(quantized, part) is not None
+    }
     entries = {n: TensorEntry(t.dtype, tuple(t.shape), 0) for n, t in parts.items()}
-    activations = said.act_quant_kwargs
-    told = None if activations is None else {
+    activations = quantized.act_quant_kwargs
+    settings = None if activations is None else {
         "granularity": type(activations.granularity).__name__,
         "mapping_type": activations.mapping_type.name,
     }  # fmt: skip
     copies: dict[str, Callable[[], Tensor]] = {n: t.clone for n, t in parts.items()}
-    return _item(_IN_MEMORY, here, entries, copies, said.dtype, said.block_size, told)
+    return _item(_IN_MEMORY, here, entries, copies, quantized.dtype, quantized.block_size, settings)
 
 
 def _unread(here: str, kind: str) -> UserError:
@@ -91,13 +93,13 @@ def torchao_file(path: Path) -> Foreign:
     items, used = {}, set()
     for name in names:
         here = f"{at}: {printable(name)}"
-        said = parsed(table.metadata.get(name, "null"), here)
-        kind = said.get("_type") if isinstance(said, dict) else None
+        described = parsed(table.metadata.get(name, "null"), here)
+        kind = described.get("_type") if isinstance(described, dict) else None
         if kind == "Tensor":
             items[name] = _plain(table, name, here)
             used.add(name)
         elif kind == KIND:
-            items[name], parts = _described(table, name, said, here)
+            items[name], parts = _described(table, name, described, here)
             used |= parts
         else:
             raise _unread(here, str(kind))
@@ -114,7 +116,7 @@ def _plain(table: TensorIndex, name: str, here: str) -> Item:
 
 
 def _described(
-    table: TensorIndex, name: str, said: dict[str, Any], here: str
+    table: TensorIndex, name: str, described: dict[str, Any], here: str
 ) -> tuple[Item, set[str]]:
     owner, _, last = name.rpartition(".")
     prefix = f"{owner}._{last}_" if owner else f"_{last}_"
@@ -124,11 +126,19 @@ def _described(
         raise UserError(f"{here} has {unread[0]}, which qfx.load does not read")
     entries = {part: table.entries[name] for part, name in there.items()}
     reads = {part: partial(tensor_of, table, name) for part, name in there.items()}
-    data = said.get("_data")
+    data = described.get("_data")
     if not isinstance(data, dict):
         raise UserError(f"{here} has no _data")
     dtype = _dtype(data.get("dtype"), here)
-    item = _item(table.path, here, entries, reads, dtype, data.get("block_size"), _told(data, here))
+    item = _item(
+        table.path,
+        here,
+        entries,
+        reads,
+        dtype,
+        data.get("block_size"),
+        _activation_settings(data, here),
+    )
     return item, {*there.values()}
 
 
@@ -140,7 +150,7 @@ def _dtype(raw: Any, here: str) -> torch.dtype:
     return known[text]
 
 
-def _told(data: dict[str, Any], here: str) -> dict[str, str] | None:
+def _activation_settings(data: dict[str, Any], here: str) -> dict[str, str] | None:
     raw = data.get("act_quant_kwargs")
     if raw is None:
         return None
@@ -203,11 +213,14 @@ def _grid(here: str, block: Any, n: int, k: int) -> tuple[ForeignGrid, int]:
     return ForeignGrid(8, 0 if block[1] == k else block[1]), k // block[1]
 
 
-def _activations(here: str, told: Mapping[str, str] | None) -> QSpec:
-    if told is None:
+def _activations(here: str, activations: Mapping[str, str] | None) -> QSpec:
+    if activations is None:
         return QSpec(symmetric=False)
-    if told["granularity"] != "PerRow" or told["mapping_type"] not in ("SYMMETRIC", "ASYMMETRIC"):
+    if activations["granularity"] != "PerRow" or activations["mapping_type"] not in (
+        "SYMMETRIC",
+        "ASYMMETRIC",
+    ):
         raise UserError(
-            f"{here} says of activations {printable(repr(dict(told)))}, which is not read"
+            f"{here} says of activations {printable(repr(dict(activations)))}, which is not read"
         )
-    return QSpec(symmetric=told["mapping_type"] == "SYMMETRIC")
+    return QSpec(symmetric=activations["mapping_type"] == "SYMMETRIC")
