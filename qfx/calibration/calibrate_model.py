@@ -182,9 +182,9 @@ def calibrate(
         return Recipe(tuple(_sites(groups, chosen, steps)))
 
     if predicts:
-        seen, held = parted(batches, count)
+        seen, held_out = parted(batches, count)
         found = all_rounded(found, partial(with_codes, seen=seen))
-        shown = tqdm(held, "gradients", total=len(held), disable=not progress)
+        shown = tqdm(held_out, "gradients", total=len(held_out), disable=not progress)
         found = predicted(model, shown, loss, groups, found, observer)
         each = [*found.values()]
         if max_divergence is not None:

@@ -26,11 +26,11 @@ def check_goal(
     if isinstance(loss, str):
         check_names_of(("loss", loss, LOSSES))
     goals = {"metric": metric, "max_divergence": divergence, "max_bits": bits}
-    given = [name for name, value in goals.items() if value is not None]
-    if loss is not None and not set(given) & {"max_divergence", "max_bits"}:
+    named_goals = [name for name, value in goals.items() if value is not None]
+    if loss is not None and not set(named_goals) & {"max_divergence", "max_bits"}:
         raise ValueError("calibrate: a loss serves max_divergence or max_bits; neither is given")
-    if len(given) > 1:
-        raise ValueError(f"calibrate: {' and '.join(given)} are given, expected one of them")
+    if len(named_goals) > 1:
+        raise ValueError(f"calibrate: {' and '.join(named_goals)} are given, expected one of them")
     if divergence is not None and not divergence >= 0:
         raise ValueError(f"calibrate: max_divergence={divergence} is not at least 0")
     if bits is not None and not bits > 0:

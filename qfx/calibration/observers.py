@@ -171,16 +171,16 @@ class Entropy(_Clipping):
         reference = counts[inside].clone()
         reference[0] += counts[values < clipped[0]].sum()
         reference[-1] += counts[values > clipped[1]].sum()
-        held = counts[inside]
+        occurrences = counts[inside]
         codes = _codes(values[inside], clipped, self.bits, self.symmetric).long()
         codes -= codes.min()
         size = int(codes.max()) + 1
-        mass = held.new_zeros(size).index_add_(0, codes, held)
-        bins = held.new_zeros(size).index_add_(0, codes, (held > 0).double())
-        quantized = torch.where(held > 0, (mass / bins.clamp_min(1))[codes], 0)
+        mass = occurrences.new_zeros(size).index_add_(0, codes, occurrences)
+        bins = occurrences.new_zeros(size).index_add_(0, codes, (occurrences > 0).double())
+        quantized = torch.where(occurrences > 0, (mass / bins.clamp_min(1))[codes], 0)
         p, q = reference / reference.sum(), quantized / quantized.sum().clamp_min(1e-300)
-        there = p > 0
-        return (p[there] * (p[there] / q[there].clamp_min(1e-12)).log()).sum().item()
+        positive = p > 0
+        return (p[positive] * (p[positive] / q[positive].clamp_min(1e-12)).log()).sum().item()
 
 
 OBSERVERS: dict[str, Callable[[int, bool], Observer]] = {

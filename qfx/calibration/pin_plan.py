@@ -99,7 +99,9 @@ def _once(values: Sequence[Value]) -> tuple[Value, ...]:
     found: dict[tuple[str, int], Value] = {}
     for value in values:
         first = found.setdefault((value.name, value.call), value)
-        if replace(first, **_SAID[type(value)]) != replace(value, **_SAID[type(value)]):
+        if replace(first, **_IGNORED_FIELDS[type(value)]) != replace(
+            value, **_IGNORED_FIELDS[type(value)]
+        ):
             raise UserError(
                 f"pin: {value} is {first.scheme or 'float'} in one graph and "
                 f"{value.scheme or 'float'} in another; pin the model on inputs of one kind, or "
@@ -108,4 +110,4 @@ def _once(values: Sequence[Value]) -> tuple[Value, ...]:
     return tuple(found.values())
 
 
-_SAID: dict[type, dict[str, Any]] = {SiteRecipe: {"reason": ""}, PinnedProduct: {}}
+_IGNORED_FIELDS: dict[type, dict[str, Any]] = {SiteRecipe: {"reason": ""}, PinnedProduct: {}}

@@ -17,9 +17,9 @@ _COSTS: ContextVar[Costs | None] = ContextVar("costs", default=None)
 def current_costs() -> Costs:
     """Returns the cost models of this machine's CPU and of GPUs with a table. Tunes the kernels
     first, unless other models are set."""
-    given = _COSTS.get()
-    if given is not None:
-        return given
+    costs = _COSTS.get()
+    if costs is not None:
+        return costs
     tune_kernels()  # their times depend on it
     return Costs(MachineCost(), cost_of)
 

@@ -61,7 +61,7 @@ class Estimate:
         return self.float_s / self.int8_s
 
     @property
-    def said(self) -> str:
+    def text(self) -> str:
         """The gain in words, and the source of the times."""
         return f"{self.gain:.2f}x float{self.source and ' '}{self.source}"
 

@@ -115,8 +115,8 @@ def _int8(
         warning_texts.extend([text] if text else [])
         tie_to_sizes(plan)
         compile_per_layer(matches, config, here)
-        given = config.recipe.sites if config.recipe else ()
-        if any(entry.recipe and entry.recipe not in given for entry in plan.entries):
+        sites = config.recipe.sites if config.recipe else ()
+        if any(entry.recipe and entry.recipe not in sites for entry in plan.entries):
             tie_to_modules(here)
         return plan
 

@@ -35,7 +35,7 @@ class Saved(NamedTuple):
     at: str
     tables: tuple[TensorIndex, ...]
     files: tuple[BinaryIO, ...]
-    said: Manifest | None
+    manifest: Manifest | None
 
     @property
     def entries(self) -> dict[str, TensorEntry]:
@@ -88,16 +88,16 @@ def load(
 
 
 def _filled(saved: Saved | Imported, skeleton: nn.Module) -> nn.Module:
-    said = saved.said if isinstance(saved, Saved) else None
-    recomputed = {} if said else buffers_of(skeleton)
+    manifest = saved.manifest if isinstance(saved, Saved) else None
+    recomputed = {} if manifest else buffers_of(skeleton)
     entries = saved.entries | {
         n: TensorEntry(t.dtype, tuple(t.shape), 0) for n, t in recomputed.items()
     }
     plan = fitted(
         skeleton, entries, saved.at,
-        linears=said.linears if said else None,
-        same=said.same if said else {},
-        derived=said.derived if said else tuple(recomputed),
+        linears=manifest.linears if manifest else None,
+        same=manifest.same if manifest else {},
+        derived=manifest.derived if manifest else tuple(recomputed),
     )  # fmt: skip
     tensors = _tensors(saved, plan) if isinstance(saved, Saved) else saved.tensors()
     made, rest = _read(tensors, plan)
@@ -160,17 +160,17 @@ def _description(folder: Path) -> FileSnapshot:
     )
 
 
-def _checked(folder: Path, said: Manifest, files: ExitStack) -> Saved:
-    whole = [_whole(folder / name, file, files) for name, file in said.files.items()]
+def _checked(folder: Path, manifest: Manifest, files: ExitStack) -> Saved:
+    whole = [_whole(folder / name, file, files) for name, file in manifest.files.items()]
     handles, tables = tuple(h for h, _ in whole), tuple(t for _, t in whole)
-    for table, file in zip(tables, said.files.values(), strict=True):
+    for table, file in zip(tables, manifest.files.values(), strict=True):
         if {*table.entries} != {*file.tensors}:
             raise UserError(f"{printable(str(table.path))} does not hold what {NAME} says")
     names = [name for table in tables for name in table.entries]
     if len({*names}) != len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise UserError(f"{printable(str(folder))} has {printable(twice)} in two files")
-    return Saved(printable(str(folder / NAME)), tables, handles, said)
+    return Saved(printable(str(folder / NAME)), tables, handles, manifest)
 
 
 def _whole(path: Path, file: File, files: ExitStack) -> tuple[BinaryIO, TensorIndex]:
@@ -224,7 +224,7 @@ def _tensors(saved: Saved, plan: Fitted) -> Iterator[tuple[Path, str, Tensor]]:
 
 
 def _file(saved: Saved, table: TensorIndex) -> File | None:
-    return saved.said.files[table.path.name] if saved.said else None
+    return saved.manifest.files[table.path.name] if saved.manifest else None
 
 
 def _linear(parts: Mapping[str, Any], owner: str, plan: Fitted, path: Path) -> StoredModule:
@@ -236,11 +236,11 @@ def _linear(parts: Mapping[str, Any], owner: str, plan: Fitted, path: Path) -> S
     except ValueError as why:
         raise UserError(f"{printable(str(path))}: {printable(str(why))}") from None
     assert found is not None
-    said = (plan.schemes or {}).get(owner, found.token)
-    if found.token != said:
+    scheme = (plan.schemes or {}).get(owner, found.token)
+    if found.token != scheme:
         raise UserError(
             f"{printable(str(path))}: {printable(owner)} is {found.token}, and {NAME} says "
-            f"{printable(said)}"
+            f"{printable(scheme)}"
         )
     device = plan.device(f"{prefix}weight")
     codes = kind.PARTS[1]

@@ -86,25 +86,25 @@ def manifest_of(data: bytes, path: Path) -> Manifest:
         )
     if wrong := raw.keys() ^ {MARK, *Manifest.__dataclass_fields__}:
         raise UserError(f"{at}: {printable(repr(sorted(wrong)))} is missing or not known")
-    said = {field: _FIELDS[field](raw[field], f"{at}: {field}") for field in _FIELDS}
-    for name in said["files"]:
+    fields = {field: _FIELDS[field](raw[field], f"{at}: {field}") for field in _FIELDS}
+    for name in fields["files"]:
         if not _FILES[form].fullmatch(name):
             raise UserError(f"{at}: {printable(name)} is no name of a file of a saved model")
-    return Manifest(**said)
+    return Manifest(**fields)
 
 
 def _files(raw: Any, at: str) -> dict[str, File]:
     found = {}
-    for name, said in _object(raw, at).items():
+    for name, entry in _object(raw, at).items():
         here = f"{at}: {printable(name)}"
-        if not isinstance(said, dict) or {*said} != {*File._fields}:
+        if not isinstance(entry, dict) or {*entry} != {*File._fields}:
             raise UserError(f"{here} does not have {', '.join(File._fields)}")
-        size, sha256 = said["size"], said["sha256"]
+        size, sha256 = entry["size"], entry["sha256"]
         if type(size) is not int or not 0 <= size < 2**63:
             raise UserError(f"{here}: {printable(repr(size))} is no size")
         if not isinstance(sha256, str) or not _SHA256.fullmatch(sha256):
             raise UserError(f"{here}: {printable(repr(sha256))} is no SHA-256")
-        found[name] = File(size, sha256, _names(said["tensors"], here))
+        found[name] = File(size, sha256, _names(entry["tensors"], here))
     return found
 
 

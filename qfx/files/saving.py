@@ -121,8 +121,8 @@ def _replace(
         if recipe is not None and recipe.codes_name is not None:
             write_bytes(folder / recipe.codes_name, recipe.codes, like=folder / RECIPE)
         linears = {name: linear.token for name, linear in state.linears.items()}
-        said = Manifest(files, linears, state.same, state.derived, recipe is not None)
-        text = said.to_json().encode()
+        manifest = Manifest(files, linears, state.same, state.derived, recipe is not None)
+        text = manifest.to_json().encode()
         with naming(folder / NAME):
             description = partials.enter_context(Partial(folder / NAME))
             description.write(lambda file: file.write(text))

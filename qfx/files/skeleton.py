@@ -103,7 +103,7 @@ def _check_same(same: Mapping[str, str], entries: Mapping[str, TensorEntry], at:
 
 
 def _linear_names(
-    skeleton: nn.Module, stored: Collection[str], said: Collection[str] | None
+    skeleton: nn.Module, stored: Collection[str], described: Collection[str] | None
 ) -> list[str]:
     """Returns the names of the linears that are created from files. Earlier versions do not list
     1-bit linears, and the skeleton may already contain them: these are loaded with their state
@@ -113,39 +113,39 @@ def _linear_names(
     kinds = {name: kind_of(name, stored) for name in owners}
 
     def takes(name: str) -> bool:
-        there, kind = modules.get(name), kinds[name]
-        if isinstance(there, nn.Linear | Linear):
+        module, kind = modules.get(name), kinds[name]
+        if isinstance(module, nn.Linear | Linear):
             return True
-        return there is not None and kind is not None and replaces(kind, there)
+        return module is not None and kind is not None and replaces(kind, module)
 
     found = [name for name, kind in kinds.items() if kind and takes(name)]
-    if said is not None:
-        found = [*said, *(n for n in found if kinds[n] is SignLinear and n not in said)]
+    if described is not None:
+        found = [*described, *(n for n in found if kinds[n] is SignLinear and n not in described)]
     return [name for name in found if not isinstance(modules.get(name), SignLinear)]
 
 
 def _linear(
     skeleton: nn.Module, name: str, stored: Mapping[str, TensorEntry], at: str
 ) -> nn.Module:
-    there = dict(skeleton.named_modules(remove_duplicate=False)).get(name)
+    module = dict(skeleton.named_modules(remove_duplicate=False)).get(name)
     here = f"{at}: {printable(name)}"
     kind = kind_of(name, stored)
     what = NAMES[kind or Linear]
-    if isinstance(there, Linear | Embedding):
+    if isinstance(module, Linear | Embedding):
         raise UserError(f"{here} is int8 in the skeleton already: qfx.load takes a float model")
-    if there is None or not replaces(kind or Linear, there):
-        found = "nothing" if there is None else f"a {type(there).__name__}"
+    if module is None or not replaces(kind or Linear, module):
+        found = "nothing" if module is None else f"a {type(module).__name__}"
         raise UserError(f"{here} is {what}, and the skeleton has {found} of that name")
     if kind is None:
         raise UserError(f"{here} is said to be {what}, and has no codes")
-    codes, (n, k) = kind.PARTS[1], as_linear(there).weight.shape
+    codes, (n, k) = kind.PARTS[1], as_linear(module).weight.shape
     shape = stored[f"{name}.{codes}"].shape
     if shape not in kind.shapes(n, k):
-        word = "embedding" if is_embedding(there) else "linear"
+        word = "embedding" if is_embedding(module) else "linear"
         raise UserError(
             f"{here} has {codes} {list(shape)}, and the {word} of the skeleton a weight {[n, k]}"
         )
-    return there
+    return module
 
 
 def _parts(
@@ -179,15 +179,15 @@ def _check_names(
 ) -> None:
     parts = {f"{name}.{part}" for name, kind in taken.items() for part in kind.PARTS}
     wanted = {*state} - {f"{name}.weight" for name in taken}
-    given = {*stored} - parts - {*derived}
+    stored_names = {*stored} - parts - {*derived}
     if unknown := [name for name in derived if name not in stored]:
         raise UserError(f"{at} says that there is {printable(listed(unknown))}, and there is not")
-    if missing := sorted(wanted - given):
+    if missing := sorted(wanted - stored_names):
         raise UserError(
             f"{at} is of another model, or incomplete: it lacks {printable(listed(missing))}, "
             "which the skeleton has"
         )
-    if more := sorted(given - wanted):
+    if more := sorted(stored_names - wanted):
         raise UserError(
             f"{at} is of another model: it has {printable(listed(more))}, which the skeleton lacks"
         )
@@ -271,10 +271,10 @@ def _tied(skeleton: nn.Module, plan: Fitted) -> Iterator[tuple[str, Tensor]]:
     for name, first in plan.same.items():
         owner, _, last = first.rpartition(".")
         module = skeleton.get_submodule(owner)
-        held: Tensor | None = module._parameters.get(last)
-        held = module._buffers.get(last) if held is None else held
-        if held is not None:
-            yield name, held
+        tensor: Tensor | None = module._parameters.get(last)
+        tensor = module._buffers.get(last) if tensor is None else tensor
+        if tensor is not None:
+            yield name, tensor
 
 
 def _put(skeleton: nn.Module, name: str, tensor: Tensor) -> None:

@@ -72,9 +72,9 @@ def _strided(tensor: Tensor, strides: Any) -> bool:
 
 
 class Term(NamedTuple):
-    """`factor` times `held`, which is a constant tensor or a node."""
+    """`factor` times `operand`, which is a constant tensor or a node."""
 
-    held: Any
+    operand: Any
     factor: float
 
 
@@ -112,18 +112,18 @@ class ScoreReader:
         """Returns the scores that `node` computes. Raises UnknownScores if it is not such a sum."""
         if not isinstance(node, fx.Node):
             raise UnknownScores
-        held = self.constant(node)
-        if held is not None:
-            return Scores(terms=(Term(held, 1.0),)) if bool(held.any()) else Scores()
+        constant = self.constant(node)
+        if constant is not None:
+            return Scores(terms=(Term(constant, 1.0),)) if bool(constant.any()) else Scores()
         read = _READ.get(node.target)
         return Scores(terms=(Term(node, 1.0),)) if read is None else read(self, node)
 
     def seen(self, node: Any, where: bool) -> tuple[fx.Node, ...]:
         """Returns the masks that are True where a tensor of conditions equals `where`. Raises
         UnknownScores."""
-        held = self.constant(node)
-        if held is not None:
-            if bool((held.bool() != where).any()):
+        constant = self.constant(node)
+        if constant is not None:
+            if bool((constant.bool() != where).any()):
                 raise UnknownScores
             return ()
         if node.op == "placeholder" and value(node).dtype == torch.bool and where:
@@ -151,9 +151,9 @@ class ScoreReader:
 
     def _computed(self, node: fx.Node) -> Tensor | None:
         if node.op == "get_attr":
-            held = attribute(node)
-            plain = isinstance(held, Tensor) and not isinstance(held, nn.Parameter)
-            return held.detach() if plain else None
+            constant = attribute(node)
+            plain = isinstance(constant, Tensor) and not isinstance(constant, nn.Parameter)
+            return constant.detach() if plain else None
         if node.target is aten.detach_.default:
             return self.constant(node.args[0])
         if not isinstance(node.target, OpOverload) or not isinstance(value(node), Tensor):
@@ -172,10 +172,10 @@ class ScoreReader:
     def number(self, what: Any) -> float:
         if isinstance(what, int | float):
             return float(what)
-        held = self.constant(what) if isinstance(what, fx.Node) else None
-        if held is None or held.numel() != 1:
+        constant = self.constant(what) if isinstance(what, fx.Node) else None
+        if constant is None or constant.numel() != 1:
             raise UnknownScores
-        return float(held)
+        return float(constant)
 
     def never(self, what: Any) -> None:
         """Raises UnknownScores unless a number is so negative that a key with it gets no weight."""

@@ -94,18 +94,18 @@ class CrossSteps(Steps):
             "decoders only"
         )
 
-    def _request(self, given: dict[str, Any]) -> Request | None:
-        cache = given.get("past_key_values")
+    def _request(self, arguments: dict[str, Any]) -> Request | None:
+        cache = arguments.get("past_key_values")
         if not isinstance(cache, EncoderDecoderCache):
             return None
-        encoded = given.get("encoder_outputs")
+        encoded = arguments.get("encoder_outputs")
         hidden = None if encoded is None else encoded[0]
         of_encoder = {"encoder_outputs", "past_key_values", "attention_mask"}
         if hidden is not None:  # the inputs of the encoder are no longer needed
             of_encoder |= {"input_ids", "inputs_embeds", self.model.main_input_name}
-        own = {_NAMES.get(n, n): v for n, v in given.items() if n not in of_encoder}
+        own = {_NAMES.get(n, n): v for n, v in arguments.items() if n not in of_encoder}
         request = request_of(own | {"past_key_values": cache.self_attention_cache}, self.of_text)
-        source = EncoderSource(cache, given.get("attention_mask"), hidden)
+        source = EncoderSource(cache, arguments.get("attention_mask"), hidden)
         return None if request is None else request._replace(source=source)
 
     def _hold(self, request: Request) -> None:

@@ -80,15 +80,15 @@ class Decoder:
 
     def reset(self) -> None:
         """Discards all tokens that were read."""
-        self._held = torch.zeros(self.batch, 1, dtype=torch.int64, device="cpu")
-        self._written = self._held.clone()  # written tokens, including those of failed reads
+        self._seen = torch.zeros(self.batch, 1, dtype=torch.int64, device="cpu")
+        self._written = self._seen.clone()  # written tokens, including those of failed reads
 
     def __reduce__(self) -> Any:
-        return _continued, (*self._file, self._held, self._written, self._cache.tensors)
+        return _continued, (*self._file, self._seen, self._written, self._cache.tensors)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Decoder:
         """Returns a decoder with the same tokens read and its own cache; the weights are shared."""
-        return _continued(*self._file, self._held, self._written, self._cache.tensors)
+        return _continued(*self._file, self._seen, self._written, self._cache.tensors)
 
     def __copy__(self) -> Decoder:
         """Returns a deep copy, because two decoders cannot write to one cache."""
@@ -97,7 +97,7 @@ class Decoder:
     @property
     def seen(self) -> int:
         """The number of tokens of the longest sequence that were read, without padding."""
-        return int(self._held.max())
+        return int(self._seen.max())
 
     def read(self, tokens: Tensor, attention_mask: Tensor | None = None) -> Tensor:
         """Reads tokens [batch, T], integers, after those read before; returns logits [batch, V] for
@@ -107,12 +107,12 @@ class Decoder:
         Raises ValueError for another batch size, and if the tokens do not fit.
         """
         count = self._checked(tokens, attention_mask)
-        tokens, held, begin = tokens.long(), self._held, 0
+        tokens, seen, begin = tokens.long(), self._seen, 0
         if attention_mask is None:
-            places = held + self._places.numbers(0, count)
+            places = seen + self._places.numbers(0, count)
         else:
             kept = attention_mask.bool()
-            places = torch.where(kept, held + kept.long().cumsum(1) - 1, -1)
+            places = torch.where(kept, seen + kept.long().cumsum(1) - 1, -1)
         logits = tokens.new_empty(0)
         while begin < count:
             rows = bucket_for(count - begin, self.length, self._rows)
@@ -122,7 +122,7 @@ class Decoder:
             logits = self._step(tokens[:, begin:end], places[:, begin:end], rows)
             begin = end
         # after all steps: if an error or Ctrl-C ends them, none of these tokens counts as read
-        self._held = torch.maximum(held, places.amax(1, keepdim=True) + 1)
+        self._seen = torch.maximum(seen, places.amax(1, keepdim=True) + 1)
         return logits
 
     def generate(self, tokens: Tensor, new: int, *, eos: int | None = None) -> Tensor:
@@ -183,7 +183,7 @@ class Decoder:
     def _check_held(self) -> None:
         """Raises UserError if a read that failed has overwritten tokens that the next one would
         see."""
-        lost = int((self._written - self._held).max())
+        lost = int((self._written - self._seen).max())
         for window, slots in self.layout.kinds.values():
             if window is not None and lost > max(slots - window + 1, 0) and slots < self.length:
                 raise UserError(
@@ -196,13 +196,13 @@ def _continued(
     description: Any,
     weights: Mapping[str, Tensor],
     max_memory: int | None,
-    held: Tensor,
+    seen: Tensor,
     written: Tensor,
     cache: Sequence[Tensor],
 ) -> Decoder:
     """Returns a decoder with the given state and with a copy of another decoder's `cache`."""
     decoder = Decoder(description, weights, max_memory)
-    decoder._held, decoder._written = held.clone(), written.clone()
+    decoder._seen, decoder._written = seen.clone(), written.clone()
     for own, read in zip(decoder._cache.tensors, cache, strict=True):
         own.copy_(read)
     return decoder

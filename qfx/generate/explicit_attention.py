@@ -100,7 +100,7 @@ class _Writing:
         bool if it is only a mask."""
         if len(scores.seen) > 1:
             raise UnknownScores
-        key = (scores.seen, tuple((id(t.held), t.factor) for t in scores.terms))
+        key = (scores.seen, tuple((id(t.operand), t.factor) for t in scores.terms))
         if key not in self._made:
             self._made[key] = self._added(scores, heads, at)
         return self._made[key]
@@ -108,11 +108,11 @@ class _Writing:
     def _added(self, scores: Scores, heads: tuple[int, ...], at: fx.Node) -> fx.Node | None:
         constant: Any = 0
         parts: list[fx.Node] = []
-        for held, factor in scores.terms:
-            if isinstance(held, Tensor):
-                constant = constant + factor * _of_heads(held, heads).float()
+        for operand, factor in scores.terms:
+            if isinstance(operand, Tensor):
+                constant = constant + factor * _of_heads(operand, heads).float()
             else:
-                part = self._shaped(held, tuple(_of_heads(value(held), heads).shape))
+                part = self._shaped(operand, tuple(_of_heads(value(operand), heads).shape))
                 parts.append(part if factor == 1 else self._call(aten.mul.Tensor, part, factor))
         if isinstance(constant, Tensor):
             name = f"added_scores_{len(self._made)}"

@@ -70,18 +70,18 @@ def keep_halves(gm: fx.GraphModule, vectors: Mapping[str, Tensor], prefix: str) 
     `vectors`: the result of `float32_vectors`. `prefix`: the prefix of the model's names in `gm`.
     """
     for node in list(gm.graph.nodes):
-        held = _held(gm, node)
-        if held is None or held.dtype not in HALVES:
+        vector = _attribute_of(gm, node)
+        if vector is None or vector.dtype not in HALVES:
             continue
         for user in list(node.users):
             if user.target in _CONVERT and _is_float32(user):
-                _sink(user, held.dtype)
+                _sink(user, vector.dtype)
         _fold(gm, node, vectors.get(str(node.target).removeprefix(prefix)))
     gm.graph.lint()
     gm.recompile()
 
 
-def _held(gm: fx.GraphModule, node: fx.Node) -> Tensor | None:
+def _attribute_of(gm: fx.GraphModule, node: fx.Node) -> Tensor | None:
     if node.op != "get_attr":
         return None
     owner, _, name = str(node.target).rpartition(".")
@@ -162,7 +162,7 @@ def _fold(gm: fx.GraphModule, node: fx.Node, vector: Tensor | None) -> None:
     name = f"float32_{node.name}"
     gm.register_buffer(name, vector, persistent=False)
     with gm.graph.inserting_before(node):
-        held = gm.graph.get_attr(name)
+        constant = gm.graph.get_attr(name)
     for convert in left:
-        convert.replace_all_uses_with(held)
+        convert.replace_all_uses_with(constant)
         gm.graph.erase_node(convert)

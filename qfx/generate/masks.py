@@ -47,7 +47,7 @@ class Places:
         """
         found, shown = [], {}
         if hidden is not None:
-            shown = {size: ~s.held(hidden, places) for size, s in self._slots.items()}
+            shown = {size: ~s.in_slots(hidden, places) for size, s in self._slots.items()}
         for size, visible in self._visible:
             seen = visible[self._slots[size].rows[places]][:, None]
             found.append(seen if hidden is None else seen & shown[size][:, None, None])
@@ -75,7 +75,7 @@ class _Slots:
     def of(self, places: Tensor) -> Tensor:
         return places if self._size == self._length else self._of[places]
 
-    def held(self, what: Tensor, places: Tensor) -> Tensor:
+    def in_slots(self, what: Tensor, places: Tensor) -> Tensor:
         """Gathers values of all places, bool [B, L], for the places that are in the slots, [B,
         slots], after the tokens of `places` were written."""
         if self._size == self._length:

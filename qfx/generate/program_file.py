@@ -115,7 +115,7 @@ def check_steps(
     write to its tokens, places or masks."""
     weights, cache = _bytes(tensors), _cache_bytes(file)
     for rows, runner in runners.items():
-        if runner.writes(range(len(runner.given) - len(file.cache))):
+        if runner.writes(range(len(runner.inputs) - len(file.cache))):
             raise UserError(f"the program of {rows} tokens writes to an input that is no cache")
         tokens = rows * file.batch
         most = tokens * (_WEIGHTS_WORK * weights + _SMALL_WORK) + rows * _CACHE_WORK * cache

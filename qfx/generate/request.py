@@ -82,19 +82,19 @@ def zeros_mean_text(config: Any) -> frozenset[str]:
     return frozenset({"mm_token_type_ids"} | of_gemma3)
 
 
-def request_of(given: dict[str, Any], of_text: Collection[str] = ()) -> Request | None:
+def request_of(arguments: dict[str, Any], of_text: Collection[str] = ()) -> Request | None:
     """Reads the arguments of a call, by their names. Returns None for a call that only the modules
     can serve. `of_text`: names of arguments that have no effect if they are zero."""
-    given = {n: value for n, value in given.items() if not _says_nothing(n, value, of_text)}
-    tokens, embedded = given.pop("input_ids", None), given.pop("inputs_embeds", None)
-    cache = given.pop("past_key_values", None)
-    seen, positions = given.pop("attention_mask", None), given.pop("position_ids", None)
+    arguments = {n: value for n, value in arguments.items() if not _says_nothing(n, value, of_text)}
+    tokens, embedded = arguments.pop("input_ids", None), arguments.pop("inputs_embeds", None)
+    cache = arguments.pop("past_key_values", None)
+    seen, positions = arguments.pop("attention_mask", None), arguments.pop("position_ids", None)
     if (tokens is None) is (embedded is None) or not isinstance(cache, Cache):
         return None
-    others = tuple(sorted(given.keys() - _SERVED))
+    others = tuple(sorted(arguments.keys() - _SERVED))
     if "labels" in others or not {*others}.isdisjoint(_OUTPUTS):
         return None
-    if not all(given.get(n, True) for n in ("use_cache", "return_dict")):
+    if not all(arguments.get(n, True) for n in ("use_cache", "return_dict")):
         return None
     sizes = (embedded if tokens is None else tokens).shape[:2]
     if not _are_numbers(tokens, sizes) or not _are_numbers(positions, sizes, 3):
@@ -104,7 +104,7 @@ def request_of(given: dict[str, Any], of_text: Collection[str] = ()) -> Request 
     seen = None if seen is None else seen.bool()
     tokens, positions = (None if t is None else t.long() for t in (tokens, positions))
     tokens = None if others else tokens
-    keep = given.get("logits_to_keep", 0)
+    keep = arguments.get("logits_to_keep", 0)
     return Request(tokens, cache, seen, positions, keep, sizes[1], others)
 
 
@@ -116,18 +116,18 @@ def _says_nothing(name: str, value: Any, of_text: Collection[str]) -> bool:
     return value is None or empty or (name in _OUTPUTS and not value)
 
 
-def _are_numbers(given: Any, sizes: torch.Size, most_axes: int = 2) -> bool:
-    """Whether `given` is None, or integers [B, T], or [1, T] for all sequences, with up to
+def _are_numbers(value: Any, sizes: torch.Size, most_axes: int = 2) -> bool:
+    """Whether `value` is None, or integers [B, T], or [1, T] for all sequences, with up to
     `most_axes` axes in total. Other inputs are left to the modules, which report what is wrong."""
-    if given is None:
+    if value is None:
         return True
-    if not _on_cpu(given) or given.dtype not in INTEGERS or 0 in sizes:
+    if not _on_cpu(value) or value.dtype not in INTEGERS or 0 in sizes:
         return False
-    return given.ndim <= most_axes and given.shape[-2:] in (sizes, (1, *sizes[1:]))
+    return value.ndim <= most_axes and value.shape[-2:] in (sizes, (1, *sizes[1:]))
 
 
-def _on_cpu(given: Any) -> bool:
-    return isinstance(given, Tensor) and given.device.type == "cpu"
+def _on_cpu(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.device.type == "cpu"
 
 
 def as_modules_would() -> bool:

@@ -30,7 +30,7 @@ class ServedLinear(Linear):
         vars(served)["_parameters"] = {
             name: t for name, t in module._parameters.items() if name != "weight"
         }
-        vars(served)["_buffers"] = {**module._buffers, **_held(module)}
+        vars(served)["_buffers"] = {**module._buffers, **_packed_tensors(module)}
         served.how = module.quantized.how
         return served
 
@@ -59,14 +59,14 @@ def named_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     for at, module in model.named_modules(remove_duplicate=False):
         own: dict[str, Any] = {**module._parameters, **module._buffers}
         if is_served(module):
-            own = {**own, **_held(module)}  # type: ignore[arg-type]
+            own = {**own, **_packed_tensors(module)}  # type: ignore[arg-type]
             del own["weight"]
         for name, tensor in own.items():
             if tensor is not None:
                 yield f"{at}.{name}" if at else name, tensor
 
 
-def _held(module: Linear) -> dict[str, Tensor]:
+def _packed_tensors(module: Linear) -> dict[str, Tensor]:
     return {name: t for name, t in module.quantized.frozen._asdict().items() if t is not None}
 
 

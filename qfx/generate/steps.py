@@ -155,10 +155,10 @@ class Steps(OwnForward):
         found = self._read(request) if self._is_ours(request.cache) else None
         return self.by_modules(*args, **kwargs) if found is None else found
 
-    def _request(self, given: dict[str, Any]) -> Request | None:
+    def _request(self, arguments: dict[str, Any]) -> Request | None:
         """Reads the arguments of a call by their names; returns None if the modules must serve
         it."""
-        return request_of(given, self.of_text)
+        return request_of(arguments, self.of_text)
 
     # --- caches ---
 
@@ -288,7 +288,10 @@ class Steps(OwnForward):
         assert request.tokens is not None
         layer: Any = request.cache.layers[0]
         size, count = len(layer.key_scale), at.places.shape[1]
-        given = (request.tokens, at.positions(request.positions, self.places.numbers(first, count)))
+        values = (
+            request.tokens,
+            at.positions(request.positions, self.places.numbers(first, count)),
+        )
         places = padded(at.places, size, rows, -1)
         hidden = None if at.hidden is None else padded(at.hidden, size, self.length)
         last = [self.places.numbers(count - 1, 1)] if rows > MOST_ROWS else []
@@ -299,7 +302,7 @@ class Steps(OwnForward):
         for slots, begun in zip(self.places.slots(places), self.firsts, strict=True):
             where += (slots, self._table(layers[begun]))
         masks = self.places.masks(places, hidden)
-        return (*(padded(t, size, rows) for t in given), *where, *last, *masks)
+        return (*(padded(t, size, rows) for t in values), *where, *last, *masks)
 
     def _table(self, layer: KVLayer) -> Tensor:
         if layer.table is not None:

@@ -211,6 +211,8 @@ def named_by_text(source: str) -> Named:
     rest = source[root.end() :]
     words = [word for dot, word, call in _PART.findall(rest) if dot or not call]
     plain = [str(ast.literal_eval(w)) if w[0] in "'\"" else w for w in words]
-    held = [root.group(1)] if rest.startswith("[") else []  # held by a container, not by a module
+    container = (
+        [root.group(1)] if rest.startswith("[") else []
+    )  # held by a container, not by a module
     shown = [w for w in plain if w not in _BETWEEN and not w.startswith("__")]
-    return Named(root.group(), ".".join([*held, *shown]))
+    return Named(root.group(), ".".join([*container, *shown]))

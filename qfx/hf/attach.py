@@ -24,7 +24,7 @@ def attach(model: nn.Module) -> None:
     for module in reversed([*model.modules()]):  # the outermost last, as configs may be shared
         free = isinstance(module, PreTrainedModel) and getattr(module, "hf_quantizer", None) is None
         if free and (linears := scheme_numbers(module, known)):
-            said: Any = QfxConfig(linears=linears)
-            vars(module)["hf_quantizer"] = QfxQuantizer(said, pre_quantized=True)
-            module.config.quantization_config = said  # type: ignore[union-attr]
+            config: Any = QfxConfig(linears=linears)
+            vars(module)["hf_quantizer"] = QfxQuantizer(config, pre_quantized=True)
+            module.config.quantization_config = config  # type: ignore[union-attr]
     untie(model, [name for name, _ in stored_linears(model)])

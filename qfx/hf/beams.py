@@ -10,7 +10,7 @@ from torch import Tensor
 from qfx.ops.kv_blocks import TOKENS
 
 
-def read_by(layer: Any, source: Tensor, held: Tensor) -> Tensor:
+def read_by(layer: Any, source: Tensor, counts: Tensor) -> Tensor:
     """Returns the block table of a KVLayer in which sequence b reads what sequence `source[b]`
     read.
 
@@ -20,10 +20,10 @@ def read_by(layer: Any, source: Tensor, held: Tensor) -> Tensor:
     rows, blocks = len(source), layer.key_scale.shape[2] // TOKENS
     own = torch.arange(rows, dtype=torch.int64, device=source.device)[:, None]
     table = own.expand(rows, blocks) if layer.table is None else layer.table.long()
-    table, block = table[source], layer.block_of(held)
+    table, block = table[source], layer.block_of(counts)
     last = table.gather(1, block.clamp(max=blocks - 1)[:, None])[:, 0]
-    filling = torch.where(held % TOKENS != 0, block, -1)
+    filling = torch.where(counts % TOKENS != 0, block, -1)
     torch.ops.qfx.kv_copy_blocks(*layer.tensors, last, filling)
     numbers = torch.arange(blocks, dtype=torch.int64, device=source.device)
-    shared = layer.shared(numbers, held[:, None], filling[:, None])
+    shared = layer.shared(numbers, counts[:, None], filling[:, None])
     return torch.where(shared, table, own).to(torch.int32)

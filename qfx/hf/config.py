@@ -74,12 +74,12 @@ class QfxConfig(QuantizationConfigMixin):
         """Reads the dict of a config.json. The file may come from anyone, so a recipe that it names
         is only read when the model's folder is known. Raises ValueError for a recipe outside of
         it."""
-        said = dict(config_dict)
-        named = said.get("recipe")
+        fields = dict(config_dict)
+        named = fields.get("recipe")
         if not isinstance(named, str | Path):
-            return super().from_dict(said, return_unused_kwargs, **kwargs)
-        del said["recipe"]
-        found = super().from_dict(said, return_unused_kwargs, **kwargs)
+            return super().from_dict(fields, return_unused_kwargs, **kwargs)
+        del fields["recipe"]
+        found = super().from_dict(fields, return_unused_kwargs, **kwargs)
         config = found[0] if return_unused_kwargs else found
         config.recipe_name = str(relative(str(named), "the quantization_config"))
         return found
@@ -93,14 +93,14 @@ class QfxConfig(QuantizationConfigMixin):
     def to_dict(self) -> dict[str, Any]:
         """Returns the dict for config.json. For an int8 model it names the int8 linears with the
         numbers of their scheme; everything else is in the model's tensors."""
-        said: dict[str, Any] = {"quant_method": METHOD, "format": FORMAT}
+        fields: dict[str, Any] = {"quant_method": METHOD, "format": FORMAT}
         if self.linears is not None:
-            return said | {"linears": self.linears}
+            return fields | {"linears": self.linears}
         c = self.config
         scheme = asdict(c.scheme) if isinstance(c.scheme, Scheme) else c.scheme
         how = {"scheme": scheme, "skip": [*c.skip], "only": [*c.only]}
         how |= {"embeddings": c.embeddings} if c.embeddings else {}  # unknown to earlier versions
-        return said | how | {"backward": c.backward, "smoothing": c.smoothing}
+        return fields | how | {"backward": c.backward, "smoothing": c.smoothing}
 
 
 def _scheme(raw: Any) -> Any:

@@ -208,22 +208,22 @@ class KVLayer(CacheLayerMixin):
         source = torch.cat([beam_idx.long(), own[self.batch :]])
         if torch.equal(source, own):
             return
-        held = torch.full_like(own, self.seen)
+        counts = torch.full_like(own, self.seen)
         if self.kept is not None:
-            held[: self.batch] = self.kept.sum(1)
-            if not torch.equal(held[source], held):  # sharing needs equal numbers of tokens
+            counts[: self.batch] = self.kept.sum(1)
+            if not torch.equal(counts[source], counts):  # sharing needs equal numbers of tokens
                 return self.batch_select_indices(beam_idx)
             self.kept = self.kept[beam_idx]
-        self.table = read_by(self, source, held)
+        self.table = read_by(self, source, counts)
 
     def block_of(self, place: Tensor) -> Tensor:
         """Returns the block that contains the token at a place."""
         return place // TOKENS
 
-    def shared(self, blocks: Tensor, held: Tensor, filling: Tensor) -> Tensor:
+    def shared(self, blocks: Tensor, counts: Tensor, filling: Tensor) -> Tensor:
         """Returns which blocks several sequences may read. Of the other blocks each sequence has
         its own, which it writes to. `filling`: the block that is partly filled, or -1."""
-        return blocks < held // TOKENS
+        return blocks < counts // TOKENS
 
     def _own_blocks(self) -> None:
         """Copies the blocks that the table refers to, so that each sequence has its own."""

@@ -27,8 +27,8 @@ class Placeholder(nn.Module):
     def __init__(self, module: nn.Module, numbers: list[int], name: str) -> None:
         super().__init__()
         padded = [*numbers, *[0] * (LENGTH - len(numbers))]
-        said = torch.tensor(padded, dtype=torch.int32, device="cpu")  # not on the default device
-        self.kind = kind_that_saved(said, f"{name}.{KEY}")
+        scheme = torch.tensor(padded, dtype=torch.int32, device="cpu")  # not on the default device
+        self.kind = kind_that_saved(scheme, f"{name}.{KEY}")
         if not replaces(self.kind, module):
             raise UserError(
                 f"from_pretrained: config.json says that {printable(name)} is {NAMES[self.kind]}, "
@@ -41,7 +41,7 @@ class Placeholder(nn.Module):
         self.wanted = {
             KEY: (torch.int32, (LENGTH,)),
             MARK: (torch.int8, self.linear_sizes[:1]),
-            **self.kind.kinds(said, f"{name}.{KEY}", *self.linear_sizes),
+            **self.kind.kinds(scheme, f"{name}.{KEY}", *self.linear_sizes),
         }
         for part, (dtype, shape) in self.wanted.items():
             self.register_buffer(part, torch.empty(shape, dtype=dtype, device="meta"))

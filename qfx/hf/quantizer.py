@@ -83,19 +83,19 @@ class QfxQuantizer(HfQuantizer):
         self.parallel.install()
 
     def _await(self, model: Any) -> None:
-        said = self.quantization_config.linears
-        if said is None:
+        linears = self.quantization_config.linears
+        if linears is None:
             raise UserError(
                 f"{WHO}: the quantization_config of config.json does not say which linears are int8"
             )
         names = {
-            here: n for name, n in said.items() if (here := _in_model(model, name)) is not None
+            here: n for name, n in linears.items() if (here := _in_model(model, name)) is not None
         }
         if not names:
-            few = printable(", ".join([*said][:3]))
+            few = printable(", ".join([*linears][:3]))
             raise UserError(
-                f"{WHO}: none of the {len(said)} int8 linears of config.json ({few}, ...) is in a "
-                f"{type(model).__name__}"
+                f"{WHO}: none of the {len(linears)} int8 linears of config.json ({few}, ...) is in "
+                f"a {type(model).__name__}"
             )
         for name, numbers in names.items():
             model.set_submodule(name, Placeholder(model.get_submodule(name), numbers, name))

@@ -178,7 +178,7 @@ class SlidingKVLayer(KVLayer):
     def block_of(self, place: Tensor) -> Tensor:
         return place % self.slots // TOKENS
 
-    def shared(self, blocks: Tensor, held: Tensor, filling: Tensor) -> Tensor:
+    def shared(self, blocks: Tensor, counts: Tensor, filling: Tensor) -> Tensor:
         """Returns all blocks but the one being filled. Other blocks become a sequence's own when it
         enters them."""
         return blocks != filling

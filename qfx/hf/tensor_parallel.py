@@ -32,7 +32,7 @@ class LaterPlan:
 
     def __init__(self, modules: Iterable[nn.Module]) -> None:
         self.modules = WeakSet(modules)  # weak: a failed load leaves the styles installed
-        self.said: WeakKeyDictionary[nn.Module, tuple[Any, Any]] = WeakKeyDictionary()
+        self.deferred: WeakKeyDictionary[nn.Module, tuple[Any, Any]] = WeakKeyDictionary()
         self.whole_linears: list[str] = []
         self.float_linears: list[str] = []
 
@@ -54,8 +54,8 @@ class LaterPlan:
 
     def leave(self, module: nn.Module) -> None:
         """Applies the plan to a module that is not replaced."""
-        if module in self.said:
-            style, mesh = self.said.pop(module)
+        if module in self.deferred:
+            style, mesh = self.deferred.pop(module)
             for name, parameter in module.named_parameters(recurse=False):
                 if not is_distributed(parameter):
                     style.shard_param(module, name, mesh)
@@ -64,9 +64,9 @@ class LaterPlan:
     def apply(self, before: nn.Module, made: nn.Module, name: str) -> None:
         """Splits the weight of `made` and installs the style. Modules other than linears stay
         whole."""
-        if before not in self.said or not isinstance(made, Linear):
+        if before not in self.deferred or not isinstance(made, Linear):
             return
-        style, mesh = self.said[before]
+        style, mesh = self.deferred[before]
         whole = dict(made._parameters)
         for parameter in ("weight", "bias"):
             style.shard_param(made, parameter, mesh)
@@ -136,7 +136,7 @@ class _Later(TensorParallelLayer):  # type: ignore[misc]
     def install_forward(self, module: Any, mesh: Any) -> Any:
         if module not in self.plan.modules:
             return self.style.install_forward(module, mesh)
-        self.plan.said[module] = self.style, mesh
+        self.plan.deferred[module] = self.style, mesh
         return module
 
 

@@ -66,7 +66,7 @@ def _clear_skip_marks() -> None:
             eval_frame.set_code_exec_strategy(code, strategy)
 
 
-def said_of_breaks() -> Counter[str]:
+def break_counters() -> Counter[str]:
     """Returns Dynamo's messages about code that it did not capture, since they were last
     cleared."""
     from torch._dynamo.utils import counters  # a second to import

@@ -27,13 +27,13 @@ def inductor(
     from torch._inductor import list_mode_options
     from torch._inductor.compile_fx import compile_fx
 
-    given = {**(list_mode_options(mode) if mode else {}), **options}
+    options_of_mode = {**(list_mode_options(mode) if mode else {}), **options}
     _read_inputs_where_they_are(operators)
     known = {"aten", "prims", *(str(each).partition(".")[0] for each in operators)}
 
     def compile_graph(gm: fx.GraphModule, inputs: Sequence[Any]) -> Compiled:
         with in_cache_keys(digest):
-            patches = {**settings(gm, known), **given}
+            patches = {**settings(gm, known), **options_of_mode}
             return compile_fx(gm, inputs, config_patches=patches)  # type: ignore[return-value]
 
     return compile_graph

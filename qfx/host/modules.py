@@ -47,8 +47,8 @@ def pre_hooks(module: nn.Module) -> Iterable[Any]:
 
 def unsaved_buffers(module: nn.Module) -> Iterable[Tensor]:
     """Returns the module's own buffers that are not part of the state dict."""
-    held = (module._buffers[name] for name in module._non_persistent_buffers_set)
-    return (buffer for buffer in held if buffer is not None)
+    unsaved = (module._buffers[name] for name in module._non_persistent_buffers_set)
+    return (buffer for buffer in unsaved if buffer is not None)
 
 
 def forward_hooks(module: nn.Module) -> Iterable[Any]:

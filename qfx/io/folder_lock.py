@@ -29,11 +29,11 @@ def locked(folder: Path) -> Iterator[bool]:
     with naming(folder):
         opened = _opened(folder / LOCK)
     try:
-        held = _hold(opened, folder)
+        has_lock = _hold(opened, folder)
         try:
-            yield held
+            yield has_lock
         finally:
-            if held:
+            if has_lock:
                 with suppress(OSError):  # closing it releases it too, unless a fork has it
                     fcntl.flock(opened, fcntl.LOCK_UN)
     finally:

@@ -29,11 +29,11 @@ def is_of_a_file(start: int, count: int) -> bool:
     first, end = whole_pages(start, count)
     if sys.platform != "linux":
         raise OSError(f"{sys.platform} does not say which pages are those of a file")
-    held = array("Q")
+    entries = array("Q")
     with open("/proc/self/pagemap", "rb", buffering=0) as account:
-        account.seek(first // mmap.PAGESIZE * held.itemsize)
-        held.frombytes(account.read((end - first) // mmap.PAGESIZE * held.itemsize))
-    return not any(page & _SWAPPED or (page & _PRESENT and not page & _FILE) for page in held)
+        account.seek(first // mmap.PAGESIZE * entries.itemsize)
+        entries.frombytes(account.read((end - first) // mmap.PAGESIZE * entries.itemsize))
+    return not any(page & _SWAPPED or (page & _PRESENT and not page & _FILE) for page in entries)
 
 
 def drop(start: int, count: int) -> None:

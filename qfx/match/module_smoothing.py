@@ -55,8 +55,8 @@ class GraphFactors:
         return next((p.reason for p in parts if p.reason and storage in p.weights), None)
 
     def _storage(self, weight: fx.Node) -> int | None:
-        held = weight.op == "get_attr"
-        return storage_id(attribute(weight)) if held else self.storages.get(weight.name)
+        is_attribute = weight.op == "get_attr"
+        return storage_id(attribute(weight)) if is_attribute else self.storages.get(weight.name)
 
 
 def note_factors(gm: fx.GraphModule, examples: Sequence[Any], here: Surroundings) -> bool:

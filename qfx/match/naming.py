@@ -36,9 +36,9 @@ def name_nodes(
             node.meta[NAMED] = Named(owner, "")
 
 
-def _note(node: fx.Node, said: Named | None, registered: Sequence[Named] | None) -> None:
+def _note(node: fx.Node, source: Named | None, registered: Sequence[Named] | None) -> None:
     if registered:
-        node.meta[NAMED] = said if said in registered else registered[0]
+        node.meta[NAMED] = source if source in registered else registered[0]
 
 
 def _registered(here: Surroundings, wanted: Collection[str]) -> dict[int | None, list[Named]]:

@@ -144,8 +144,8 @@ def _layouts(a: Arguments) -> list[Layout]:
 def _weight(a: Arguments) -> QSpec | str:
     """Returns the spec that all weights have in common, or `?`."""
     specs = {
-        QSpec(said.bits, not said.shift, group=said.scale_group, packed=said.bits != 8)
-        for said in _layouts(a)
+        QSpec(fields.bits, not fields.shift, group=fields.scale_group, packed=fields.bits != 8)
+        for fields in _layouts(a)
     }
     return specs.pop() if len(specs) == 1 else "?"
 

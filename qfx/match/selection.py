@@ -30,8 +30,8 @@ def decides_on_module(
         return any(m.weights or (pinned and isinstance(m, _OF_ACTIVATIONS)) for m in matches)
     own = [m.names for m in matches]
     here = [left_out(config, candidates) for candidates in own]
-    there = ([left_out(config, _moved(n, path, other)) for n in own] for other in others)
-    return any(found != here for found in there)
+    elsewhere = ([left_out(config, _moved(n, path, other)) for n in own] for other in others)
+    return any(found != here for found in elsewhere)
 
 
 def decides_on_weight(config: Config, site: Site, others: Iterable[str]) -> bool:
@@ -69,11 +69,11 @@ def recipes(recipe: Recipe | None, matches: Sequence[Match]) -> dict[fx.Node, Si
 
     Raises ValueError for a site that has another N or K in the model.
     """
-    given = {(s.name, s.call): s for s in recipe.sites} if recipe else {}
+    by_key = {(s.name, s.call): s for s in recipe.sites} if recipe else {}
     calls = Counter[str]()
     found = {}
     for site in of_kind(matches, Site):
-        named = given.get((site.name, calls[site.name]))
+        named = by_key.get((site.name, calls[site.name]))
         calls[site.name] += 1
         if named is None:
             continue
@@ -102,5 +102,5 @@ def keyed_products(matches: Iterable[Match]) -> Iterator[tuple[tuple[str, int], 
 def pinned(recipe: Recipe | None, matches: Sequence[Match]) -> dict[fx.Node, PinnedProduct]:
     """Returns the pinned decisions on the products and attentions that `recipe` names, by their
     node."""
-    given = {(p.name, p.call): p for p in (recipe and recipe.pinned) or ()}
-    return {m.node: given[key] for key, m in keyed_products(matches) if key in given}
+    by_key = {(p.name, p.call): p for p in (recipe and recipe.pinned) or ()}
+    return {m.node: by_key[key] for key, m in keyed_products(matches) if key in by_key}

@@ -118,8 +118,8 @@ class _Flow:
         return origin
 
     def _storage(self, table: fx.Node) -> int | None:
-        held = table.op == "get_attr"
-        return storage_id(attribute(table)) if held else self.storages.get(table.name)
+        is_attribute = table.op == "get_attr"
+        return storage_id(attribute(table)) if is_attribute else self.storages.get(table.name)
 
 
 def _of_input(node: fx.Node) -> Origin:

@@ -210,17 +210,17 @@ class Embedding(StoredModule, nn.Embedding):
     @classmethod
     def taken_from(cls, state: State, prefix: str, n: int, k: int) -> EmbeddingState | None:
         """See `StoredModule`."""
-        given = {name: state[prefix + name] for name in cls.PARTS if prefix + name in state}
-        if not given:
+        parts = {name: state[prefix + name] for name in cls.PARTS if prefix + name in state}
+        if not parts:
             return None
-        if KEY not in given:
+        if KEY not in parts:
             raise ValueError(f"{prefix}{KEY} is missing, which says what the codes mean")
-        scheme = given.pop(KEY)
+        scheme = parts.pop(KEY)
         wanted = cls.kinds(scheme, prefix + KEY, n, k)
-        check_parts(given, prefix, cls.PARTS[1:], wanted, f"{prefix}{KEY} says so")
-        check_range(given[_CODES], prefix + _CODES, -128, 127)
-        check_positive(given["scale"], f"{prefix}scale")
-        return EmbeddingState(given, read(scheme, prefix + KEY, "Embedding")["dtype"])
+        check_parts(parts, prefix, cls.PARTS[1:], wanted, f"{prefix}{KEY} says so")
+        check_range(parts[_CODES], prefix + _CODES, -128, 127)
+        check_positive(parts["scale"], f"{prefix}scale")
+        return EmbeddingState(parts, read(scheme, prefix + KEY, "Embedding")["dtype"])
 
     @classmethod
     def shapes(cls, n: int, k: int) -> tuple[tuple[int, int], ...]:

@@ -53,28 +53,28 @@ def weight_after_write(
     `rounding`: the relative rounding error of the dtype in which `value` was computed; 0 for
     float32. Logs which part of the change the codes keep.
     """
-    value, held = value.detach().float(), float_weight(now, scheme, *value.shape)
-    change = total = _projected(value - held)
-    slack = 2.0**-16 * value.shape[1] ** 0.5 * (value.norm(dim=1) + held.norm(dim=1))[:, None]
+    value, stored = value.detach().float(), float_weight(now, scheme, *value.shape)
+    change = total = _projected(value - stored)
+    slack = 2.0**-16 * value.shape[1] ** 0.5 * (value.norm(dim=1) + stored.norm(dim=1))[:, None]
     if bool((total.abs() <= slack).all()):
         return now, earlier
     for i in reversed(range(len(earlier))):
         total = total + earlier[i].change
         exact = bool((total.abs() <= slack).all())
-        if exact or _lost_in_rounding(total, change, rounding, value, held):
+        if exact or _lost_in_rounding(total, change, rounding, value, stored):
             return earlier[i].frozen, earlier[:i]
     count = earlier[-1].before + 1 if earlier else 0
-    made = _quantized(value, held, now, scheme, count)
-    _log_change(value, held, float_weight(made, scheme, *value.shape))
+    made = _quantized(value, stored, now, scheme, count)
+    _log_change(value, stored, float_weight(made, scheme, *value.shape))
     return made, (*earlier, PreviousWeight(now, change, count))[-KEPT:]
 
 
 def _lost_in_rounding(
-    total: Tensor, change: Tensor, rounding: float, value: Tensor, held: Tensor
+    total: Tensor, change: Tensor, rounding: float, value: Tensor, stored: Tensor
 ) -> bool:
     """Whether the remaining change can be explained by the rounding of two sums in a narrow dtype,
     and the last change has undone most of the earlier ones. (Q13)"""
-    left, sizes = total.square().sum(), value.square().sum() + held.square().sum()
+    left, sizes = total.square().sum(), value.square().sum() + stored.square().sum()
     expected = total.shape[1] * rounding**2 * sizes
     return bool(left <= expected and left <= change.square().sum() / 2)
 
@@ -91,16 +91,16 @@ def _uniform(shape: Sequence[int], seed: int, device: torch.device) -> Tensor:
     return torch.rand(shape, generator=random, dtype=torch.float32, device="cpu").to(device)
 
 
-def check_written(value: Any, n: int, k: int, held: Tensor) -> None:
+def check_written(value: Any, n: int, k: int, stored: Tensor) -> None:
     """Raises TypeError or ValueError unless `value` is a float weight [n, k] with values, on the
-    device of `held`."""
+    device of `stored`."""
     if not isinstance(value, Tensor) or not value.is_floating_point():
         kind = value.dtype if isinstance(value, Tensor) else type(value).__name__
         raise TypeError(f"Linear: the weight that is written is {kind}, expected a float tensor")
-    if value.shape != (n, k) or value.device != held.device or not has_values(value):
+    if value.shape != (n, k) or value.device != stored.device or not has_values(value):
         raise ValueError(
             f"Linear: the weight that is written is {list(value.shape)} on {value.device}, "
-            f"expected values {[n, k]} on {held.device}"
+            f"expected values {[n, k]} on {stored.device}"
         )
 
 
@@ -110,7 +110,7 @@ def nearest(value: Tensor, now: Frozen, scheme: Scheme) -> Frozen:
     return _requantized(value.detach().float(), now, scheme)
 
 
-def _quantized(value: Tensor, held: Tensor, now: Frozen, scheme: Scheme, count: int) -> Frozen:
+def _quantized(value: Tensor, stored: Tensor, now: Frozen, scheme: Scheme, count: int) -> Frozen:
     """Quantizes `value`. (Q13)
 
     Rows that change by less than half a step keep their scale if possible and are rounded
@@ -121,7 +121,7 @@ def _quantized(value: Tensor, held: Tensor, now: Frozen, scheme: Scheme, count: 
     made = _requantized(value, now, scheme)
     if made.factor is not now.factor:  # the grids cannot be compared
         return made
-    change = transformed_weight(value - held, now.factor, scheme.rotation)
+    change = transformed_weight(value - stored, now.factor, scheme.rotation)
     kind = (scheme.w, scheme.group)
     before, after = (values_of(each.packed, *kind, *value.shape) for each in (now, made))
     small = change.square().mean(1) < _expanded(before.scale, value, scheme).square().mean(1) / 4
@@ -133,22 +133,22 @@ def _quantized(value: Tensor, held: Tensor, now: Frozen, scheme: Scheme, count: 
         keep = torch.zeros_like(keep)  # one weight has zero points or minimums, not both
     grids = zip(before[1:], after[1:], strict=True)
     mixed = [None if t is None else _rows_of(keep, t, new) for t, new in grids]
-    given = Values(after.codes, *mixed)
+    grid = Values(after.codes, *mixed)
     dither = _uniform(value.shape, 2 + count, value.device) - 0.5
     dither = torch.where(small[:, None], dither, 0.0)
-    codes = _codes_under(given, wanted, scheme, dither)[0]
-    return made._replace(packed=packed_values(given._replace(codes=codes), *kind))
+    codes = _codes_under(grid, wanted, scheme, dither)[0]
+    return made._replace(packed=packed_values(grid._replace(codes=codes), *kind))
 
 
 def _codes_under(
-    given: Values, wanted: Tensor, scheme: Scheme, dither: Tensor | float = 0.0
+    grid: Values, wanted: Tensor, scheme: Scheme, dither: Tensor | float = 0.0
 ) -> tuple[Tensor, Tensor]:
-    """Returns the codes (Q3) of `wanted` with the scales of `given`, and where they are not
+    """Returns the codes (Q3) of `wanted` with the scales of `grid`, and where they are not
     clamped."""
     qmin, qmax = code_range(scheme.w.bits, scheme.w.symmetric)
-    unit = _expanded(given.scale, wanted, scheme)
-    zero = 0 if given.zero_point is None else _expanded(given.zero_point, wanted, scheme)
-    least = 0 if given.minimum is None else _expanded(given.minimum, wanted, scheme)
+    unit = _expanded(grid.scale, wanted, scheme)
+    zero = 0 if grid.zero_point is None else _expanded(grid.zero_point, wanted, scheme)
+    least = 0 if grid.minimum is None else _expanded(grid.minimum, wanted, scheme)
     v = (wanted - least) / unit
     q = torch.nan_to_num((v + dither).round() + zero, 0, 0, 0)
     return q.clamp(qmin, qmax).to(torch.int8), (v.round() + zero).clamp(
@@ -180,9 +180,9 @@ def _requantized(value: Tensor, now: Frozen, scheme: Scheme) -> Frozen:
     return now._replace(packed=packed.weight, factor=factor)
 
 
-def _log_change(value: Tensor, held: Tensor, made: Tensor) -> None:
-    change = (value - held).flatten()
-    kept = float((made - held).flatten() @ change / (change @ change))
+def _log_change(value: Tensor, stored: Tensor, made: Tensor) -> None:
+    change = (value - stored).flatten()
+    kept = float((made - stored).flatten() @ change / (change @ change))
     n, k = value.shape
     text = (
         "an int8 weight %dx%d was written, %.1f dB above its rounding; %.1f %% of the change kept"

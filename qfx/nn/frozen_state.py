@@ -50,19 +50,19 @@ def taken_from(state: State, prefix: str, n: int, k: int) -> FrozenState | None:
     Raises ValueError, before anything is changed, if the tensors do not fit each other or the
     module, or have values that quantization cannot produce.
     """
-    given = {name: state[prefix + name] for name in PARTS if prefix + name in state}
-    if not given:
+    parts = {name: state[prefix + name] for name in PARTS if prefix + name in state}
+    if not parts:
         return None
-    if KEY not in given:
-        raise ValueError(of_earlier(prefix, " and ".join(prefix + name for name in given)))
-    fields = read(given.pop(KEY), prefix + KEY, "Linear")
+    if KEY not in parts:
+        raise ValueError(of_earlier(prefix, " and ".join(prefix + name for name in parts)))
+    fields = read(parts.pop(KEY), prefix + KEY, "Linear")
     scheme = scheme_of(fields, prefix + KEY)
     if fault := _fault(scheme, fields, k):
         raise ValueError(f"{prefix}{KEY}: {scheme} {fault}")
     wanted = kinds(scheme, fields, n, k)
-    check_parts(given, prefix, TENSORS, wanted, f"{prefix}{KEY} says {scheme}")
-    _check_values(given, prefix, scheme)
-    return FrozenState(scheme, given)
+    check_parts(parts, prefix, TENSORS, wanted, f"{prefix}{KEY} says {scheme}")
+    _check_values(parts, prefix, scheme)
+    return FrozenState(scheme, parts)
 
 
 def _fault(scheme: Scheme, fields: Mapping[str, Any], k: int) -> str | None:

@@ -81,13 +81,13 @@ def _placement(of: Any, along: list[int | None]) -> Any:
 @contextmanager
 def gathered_linears(model: nn.Module) -> Iterator[None]:
     """Makes split int8 linears whole inside the `with` block; every rank must enter it."""
-    held: list[tuple[nn.Module, dict[str, Any]]] = []
+    saved: list[tuple[nn.Module, dict[str, Any]]] = []
     try:
         for module in model.modules():
             weight: Any = module._parameters.get("weight") if isinstance(module, Linear) else None
             if not isinstance(weight, DTensor) or type(weight.to_local()) is not QuantizedWeight:
                 continue
-            held.append((module, dict(module._parameters)))
+            saved.append((module, dict(module._parameters)))
             module._parameters["weight"] = as_parameter(gathered_weight(weight))
             bias: Any = module._parameters["bias"]
             if isinstance(bias, DTensor):
@@ -95,5 +95,5 @@ def gathered_linears(model: nn.Module) -> Iterator[None]:
                 module._parameters["bias"] = whole
         yield
     finally:
-        for module, parameters in held:
+        for module, parameters in saved:
             module._parameters.update(parameters)

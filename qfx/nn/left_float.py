@@ -48,6 +48,6 @@ def _found_again(
 
 def _config_of(model: nn.Module) -> Config:
     """Returns the config by which transformers quantized the model, or an empty one."""
-    said = getattr(getattr(model, "config", None), "quantization_config", None)
-    config = getattr(said, "config", None)
+    settings = getattr(getattr(model, "config", None), "quantization_config", None)
+    config = getattr(settings, "config", None)
     return config if isinstance(config, Config) else Config()

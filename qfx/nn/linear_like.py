@@ -62,10 +62,10 @@ def is_embedding(module: nn.Module) -> bool:
 def embed_scale_of(module: nn.Module) -> float | Tensor | None:
     """Returns the number that multiplies the rows, or None. It is a tensor if the module stores a
     tensor, which is rounded to the dtype of the rows before the multiplication."""
-    held: Any = getattr(module, "embed_scale", None)
-    if not isinstance(held, Tensor) or not held.is_meta:
-        return held  # type: ignore[no-any-return]
-    return held.new_tensor(module.scalar_embed_scale, device="cpu")
+    scale: Any = getattr(module, "embed_scale", None)
+    if not isinstance(scale, Tensor) or not scale.is_meta:
+        return scale  # type: ignore[no-any-return]
+    return scale.new_tensor(module.scalar_embed_scale, device="cpu")
 
 
 def why_no_codes(module: nn.Embedding) -> str:

@@ -74,13 +74,13 @@ class LinearState(StoredModule):
     def _state_parts(self) -> Iterator[tuple[str, Tensor]]:
         weight = self.quantized
         parts = parts_of(weight)
-        said = parts[KEY].clone()
+        scheme = parts[KEY].clone()
 
         def stored() -> None:
             """Stores all parts, because a value written to one may only fit values that are written
             next."""
             weight.settle()
-            if not torch.equal(parts[KEY], said):
+            if not torch.equal(parts[KEY], scheme):
                 raise ValueError(
                     f"the scheme of a state dict was overwritten, and the module has {weight}: "
                     "model.load_state_dict takes weights of another scheme"
@@ -102,8 +102,8 @@ class LinearState(StoredModule):
         fields: dict[str, Any] = {name: getattr(weight, name) is not None for name in OPTIONAL}
         minimum = self.quantized.scheme.w.packed and has_minimums(weight.packed)
         fields |= {"minimum": minimum, "half": torch.bfloat16}
-        held = kinds(self.quantized.scheme, fields, self.out_features, self.in_features)
-        return [name for name in PARTS if name == KEY or name in held]
+        expected = kinds(self.quantized.scheme, fields, self.out_features, self.in_features)
+        return [name for name in PARTS if name == KEY or name in expected]
 
     @classmethod
     def taken_from(cls, state: State, prefix: str, n: int, k: int) -> FrozenState | None:
@@ -164,8 +164,8 @@ class LinearState(StoredModule):
         assert here is not None
         if isinstance(found, FrozenState):
             device = found.tensors["codes"].device if assign else here.device
-            given = {name: placed(t, device, assign) for name, t in found.tensors.items()}
-            tensors = {name: t for name, t in given.items() if t is not None}
+            parts = {name: placed(t, device, assign) for name, t in found.tensors.items()}
+            tensors = {name: t for name, t in parts.items() if t is not None}
             shape = self.out_features, self.in_features
             found = weight_of(FrozenState(found.scheme, tensors), *shape, here.dtype)
         if not isinstance(here, QuantizedWeight):

@@ -222,12 +222,12 @@ def _received(kind: type[StoredModule], state: dict[str, Any]) -> StoredModule:
     return module
 
 
-def placed(given: Tensor | None, device: torch.device, assign: bool) -> Tensor | None:
+def placed(tensor: Tensor | None, device: torch.device, assign: bool) -> Tensor | None:
     """Returns a tensor of a state dict as a module stores it: itself, or a copy on the module's
     device."""
-    if given is None or assign:
-        return None if given is None else given.detach()
-    return given.detach().to(device, copy=True)
+    if tensor is None or assign:
+        return None if tensor is None else tensor.detach()
+    return tensor.detach().to(device, copy=True)
 
 
 def fault_of(module: Checked, state: State, prefix: str) -> str | None:

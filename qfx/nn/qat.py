@@ -26,10 +26,10 @@ Learned: TypeAlias = LSQLinear | BinaryLinear
 
 def _check_inputs(who: str, inputs: Sequence[Any]) -> None:
     """Raises TypeError if one of the example inputs is a configuration."""
-    for given in inputs:
-        if isinstance(given, str | Config | Scheme):
+    for example in inputs:
+        if isinstance(example, str | Config | Scheme):
             raise TypeError(
-                f"{who}: {str(given)[:60]!r} is no example input of a model; give configurations "
+                f"{who}: {str(example)[:60]!r} is no example input of a model; give configurations "
                 "by name, config=..."
             )
 
@@ -63,8 +63,8 @@ def prepare_qat(
     scheme = changed(config.chosen, rotation=0)
     spec, _ = specs(scheme, "prepare_qat")
     found = select_modules(model, config, "prepare_qat")
-    given = bool(example_inputs or example_keywords)
-    if spec.axes == PER_TENSOR and not given:
+    has_examples = bool(example_inputs or example_keywords)
+    if spec.axes == PER_TENSOR and not has_examples:
         raise ValueError(
             f"prepare_qat: the scheme {scheme} learns the step of activations, which is fitted to "
             "data first: give example inputs, prepare_qat(model, x, ...)"
@@ -73,7 +73,7 @@ def prepare_qat(
     def make(linear: nn.Linear) -> LSQLinear:
         return LSQLinear.from_float(linear, scheme, shift)
 
-    run = partial(model, *example_inputs, **example_keywords) if given else None
+    run = partial(model, *example_inputs, **example_keywords) if has_examples else None
     with unchanged(model, "prepare_qat"):
         made = _made(found, make, run)
     return replace(found, made)

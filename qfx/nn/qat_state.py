@@ -32,15 +32,15 @@ class TrainedState(Checked):
 
     def check_state(self, state: State, prefix: str) -> None:
         own = self.trained_under()
-        given = state.get(prefix + KEY)
+        saved_scheme = state.get(prefix + KEY)
         names = [prefix + name for name in self.steps if prefix + name in state]
-        if given is None and names:
+        if saved_scheme is None and names:
             raise ValueError(of_earlier(prefix, " and ".join(names)))
-        if given is not None:
-            there, here = (read(t, prefix + KEY, self.kind) for t in (given, own))
-            others = [name for name in there if there[name] != here[name]]
+        if saved_scheme is not None:
+            saved, ours = (read(t, prefix + KEY, self.kind) for t in (saved_scheme, own))
+            others = [name for name in saved if saved[name] != ours[name]]
             if others:
-                each = ", ".join(f"{n}={there[n]!r} instead of {here[n]!r}" for n in others)
+                each = ", ".join(f"{n}={saved[n]!r} instead of {ours[n]!r}" for n in others)
                 raise ValueError(
                     f"{prefix}{KEY} says {each}: the module must be made with the scheme that the "
                     "steps were trained under"

@@ -41,8 +41,8 @@ class Memory:
     def hold(self, frozen: Frozen) -> None:
         """Replaces the tensors by `frozen`."""
         self.frozen = frozen
-        held = zip(Frozen._fields, frozen, strict=True)
-        self.names = [name for name, tensor in held if tensor is not None]
+        fields = zip(Frozen._fields, frozen, strict=True)
+        self.names = [name for name, tensor in fields if tensor is not None]
 
 
 class QuantizedWeight(ShardedWeight, FloatProxy):
@@ -273,8 +273,8 @@ class QuantizedWeight(ShardedWeight, FloatProxy):
         return QuantizedWeight.holding(frozen, context[0], tuple(size), context[1])
 
     def _stable_hash_for_caching(self) -> str:
-        held = [None if t is None else (t.dtype, tuple(t.shape)) for t in self.frozen]
-        return repr((str(self.scheme), self.dtype, tuple(self.shape), held))
+        kinds = [None if t is None else (t.dtype, tuple(t.shape)) for t in self.frozen]
+        return repr((str(self.scheme), self.dtype, tuple(self.shape), kinds))
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         kind = "Parameter of a QuantizedWeight" if self._is_parameter else "QuantizedWeight"

@@ -149,19 +149,19 @@ class SignLinear(StoredModule):
     @classmethod
     def taken_from(cls, state: State, prefix: str, n: int, k: int) -> SignState | None:
         """See `StoredModule`."""
-        given = {name: state[prefix + name] for name in cls.PARTS if prefix + name in state}
-        if not given:
+        parts = {name: state[prefix + name] for name in cls.PARTS if prefix + name in state}
+        if not parts:
             return None
-        if KEY not in given:
+        if KEY not in parts:
             raise ValueError(f"{prefix}{KEY} is missing, which says what the signs mean")
-        wanted = cls.kinds(given.pop(KEY), prefix + KEY, n, k)
-        check_parts(given, prefix, cls.PARTS[1:], wanted, f"{prefix}{KEY} says so")
+        wanted = cls.kinds(parts.pop(KEY), prefix + KEY, n, k)
+        check_parts(parts, prefix, cls.PARTS[1:], wanted, f"{prefix}{KEY} says so")
         if rest := k % 8:
-            check_range(given["signs"][:, -1], f"{prefix}signs", 0, 2**rest - 1)
+            check_range(parts["signs"][:, -1], f"{prefix}signs", 0, 2**rest - 1)
         for name in wanted.keys() & {*_TENSORS}:
             check = check_finite if name == "shift" else check_positive
-            check(given[name], prefix + name)
-        return SignState(given)
+            check(parts[name], prefix + name)
+        return SignState(parts)
 
     @classmethod
     def shapes(cls, n: int, k: int) -> tuple[tuple[int, int], ...]:

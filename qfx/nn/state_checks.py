@@ -35,17 +35,17 @@ def check_kind(value: Any, name: str, dtypes: Sequence[torch.dtype], shape: Sequ
 
 
 def check_parts(
-    given: State, prefix: str, names: Sequence[str], wanted: Mapping[str, Kind], said: str
+    parts: State, prefix: str, names: Sequence[str], wanted: Mapping[str, Kind], requirement: str
 ) -> None:
     """Raises ValueError unless exactly those of `names` that are in `wanted` are given, with their
-    dtypes and shapes. `said`: the end of the message, which says where the requirement comes
+    dtypes and shapes. `requirement`: the end of the message, which says where the requirement comes
     from."""
     for name in names:
-        if (name in given) != (name in wanted):
+        if (name in parts) != (name in wanted):
             wrong = "is missing" if name in wanted else "is there in vain"
-            raise ValueError(f"{prefix}{name} {wrong}: {said}")
+            raise ValueError(f"{prefix}{name} {wrong}: {requirement}")
     for name, (dtype, shape) in wanted.items():
-        check_kind(given[name], prefix + name, (dtype,), shape)
+        check_kind(parts[name], prefix + name, (dtype,), shape)
 
 
 def check_range(value: Tensor, name: str, least: int, most: int) -> None:
@@ -77,8 +77,8 @@ def _check_all(value: Tensor, name: str, right: Tensor, what: str) -> None:
         raise ValueError(f"{name} holds {found} at {place}, which is not {what}")
 
 
-def check_place(value: Any, name: str, held: Tensor, assign: bool) -> None:
-    """Raises ValueError if a copy to the device of `held` would lose the values."""
-    if isinstance(value, Tensor) and not assign and value.is_meta != held.is_meta:
+def check_place(value: Any, name: str, own: Tensor, assign: bool) -> None:
+    """Raises ValueError if a copy to the device of `own` would lose the values."""
+    if isinstance(value, Tensor) and not assign and value.is_meta != own.is_meta:
         where = "the file is" if value.is_meta else "the module is"
         raise ValueError(f"{name}: {where} on the meta device; load_state_dict with assign=True")

@@ -62,10 +62,10 @@ def report(summary: Summary, chosen: Selection) -> None:
     """Logs the summary, and warns once if weights stay float although the config does not say so:
     linears, or other weights if less than half of the weights that multiply are quantized."""
     log.info("%s\n%s", summary.who, summary)
-    said = [*_missed(summary, chosen), *_mostly_float(summary, chosen)]
-    if said:
+    lines = [*_missed(summary, chosen), *_mostly_float(summary, chosen)]
+    if lines:
         hint = "logging.basicConfig(level=logging.INFO) shows what became of each linear"
-        warnings.warn(f"qfx.{summary.who}: {'; '.join([*said, hint])}", stacklevel=4)
+        warnings.warn(f"qfx.{summary.who}: {'; '.join([*lines, hint])}", stacklevel=4)
 
 
 def _missed(summary: Summary, chosen: Selection) -> list[str]:
@@ -79,5 +79,5 @@ def _missed(summary: Summary, chosen: Selection) -> list[str]:
 
 
 def _mostly_float(summary: Summary, chosen: Selection) -> list[str]:
-    said = "" if chosen.selective else summary.weights.mostly_float
-    return [said, "qfx.Config(only=['*']) turns this warning off"] if said else []
+    warning = "" if chosen.selective else summary.weights.mostly_float
+    return [warning, "qfx.Config(only=['*']) turns this warning off"] if warning else []

@@ -155,10 +155,10 @@ def _bytes(tensor: Tensor) -> int:
 def kinds(by_kind: Mapping[str, int]) -> str:
     """Lists the largest kinds with their sizes, and the total of the others."""
     largest = sorted(by_kind.items(), key=lambda item: (-item[1], item[0]))
-    said = [f"{kind} {size(count)}" for kind, count in largest[:_SHOWN]]
+    parts = [f"{kind} {size(count)}" for kind, count in largest[:_SHOWN]]
     if rest := largest[_SHOWN:]:
-        said.append(f"{len(rest)} other kinds {size(sum(count for _, count in rest))}")
-    return ", ".join(said)
+        parts.append(f"{len(rest)} other kinds {size(sum(count for _, count in rest))}")
+    return ", ".join(parts)
 
 
 def size(count: int) -> str:

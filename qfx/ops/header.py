@@ -39,14 +39,14 @@ class Header(NamedTuple):
         """Returns the packed weight, int8: this header and then the contents."""
         fields = (self.bits, self.shift, _SCALES.index(self.scales), self.magnitude, *self[:2])
         groups = (self.group, self.scale_group)
-        said = struct.pack(_FIELDS, MAGIC, VERSION, *fields, *groups)
-        return with_header(said, HEADER_BYTES, contents)
+        packed = struct.pack(_FIELDS, MAGIC, VERSION, *fields, *groups)
+        return with_header(packed, HEADER_BYTES, contents)
 
 
 def header_of(weight: Tensor) -> Header:
     """Reads the header of a packed weight, which must have values."""
-    said = bytes(weight[: struct.calcsize(_FIELDS)].view(torch.uint8).tolist())
-    _, _, bits, shift, scales, magnitude, *sizes = struct.unpack(_FIELDS, said)
+    raw = bytes(weight[: struct.calcsize(_FIELDS)].view(torch.uint8).tolist())
+    _, _, bits, shift, scales, magnitude, *sizes = struct.unpack(_FIELDS, raw)
     n, k, group, scale_group = sizes
     return Header(n, k, bits, shift, _SCALES[scales], magnitude, group, scale_group)
 
@@ -54,9 +54,9 @@ def header_of(weight: Tensor) -> Header:
 def with_header(fields: bytes, size: int, contents: Tensor) -> Tensor:
     """Returns the contents, int8, after a header of `size` bytes: the fields, the checksum of the
     contents, zeros, and the header's own checksum."""
-    said = fields + struct.pack("<Q", checksum(contents))
-    said += bytes(size - 8 - len(said))
-    header = said + struct.pack("<Q", checksum(_bytes(said + bytes(8))))
+    head = fields + struct.pack("<Q", checksum(contents))
+    head += bytes(size - 8 - len(head))
+    header = head + struct.pack("<Q", checksum(_bytes(head + bytes(8))))
     return torch.cat([_bytes(header).to(contents.device), contents])
 
 

@@ -49,22 +49,22 @@ def linear(
     The scale float32 and zero_point int32 of q are [..., 1], one for all, or [..., G] if the weight
     is cut into groups of K.
     """
-    said = Layout(*layout)
-    if said.one_scale:
-        acc = int8_mm(q, zero_point, weight, said.n)
-        w_scale = weight_scale(weight, said.n)
+    fields = Layout(*layout)
+    if fields.one_scale:
+        acc = int8_mm(q, zero_point, weight, fields.n)
+        w_scale = weight_scale(weight, fields.n)
         return dequantize(acc, scale, None, w_scale, bias, activation, out_dtype)
-    sums = _sums(q, scale, zero_point, weight, said)
+    sums = _sums(q, scale, zero_point, weight, fields)
     return _finished(sums, q, bias, activation, out_dtype)
 
 
-def _sums(q: Tensor, scale: Tensor, zero_point: Tensor, weight: Tensor, said: Layout) -> Tensor:
+def _sums(q: Tensor, scale: Tensor, zero_point: Tensor, weight: Tensor, fields: Layout) -> Tensor:
     """Returns the sums float32 [M, N] over groups of K and minimums. (E3) (E4)"""
     k, m = q.shape[-1], q.shape[:-1].numel()
-    codes, w_scale, w_zero, minimum = unpack_weight(weight, said, k)
-    group = said.group or max(k, 1)
+    codes, w_scale, w_zero, minimum = unpack_weight(weight, fields, k)
+    group = fields.group or max(k, 1)
     sums = sums_of_groups(q, scale, zero_point, codes, w_scale, w_zero, group)
-    if not said.low_bit:
+    if not fields.low_bit:
         return sums
     groups = w_scale.shape[1]
     scale_mg, zero_mg = (of_groups(v, m, groups) for v in (scale, zero_point))
@@ -120,7 +120,7 @@ def linears(
     """
     codes = quantize(x, code, factor=factor)
     each = zip(weight, each_layout(layout), bias, activation, strict=True)
-    return [linear(*codes, w, said, b, act, out_dtype) for w, said, b, act in each]
+    return [linear(*codes, w, fields, b, act, out_dtype) for w, fields, b, act in each]
 
 
 @fake("linears")
@@ -135,7 +135,7 @@ def _(
     factor: Tensor | None = None,
 ) -> list[Tensor]:
     rows = x.shape[:-1]
-    return [x.new_empty((*rows, said.n), dtype=out_dtype) for said in each_layout(layout)]
+    return [x.new_empty((*rows, fields.n), dtype=out_dtype) for fields in each_layout(layout)]
 
 
 @reference
@@ -149,14 +149,14 @@ def linear_float(
 ) -> Tensor:
     """Computes act(x @ w.T + bias) [..., N] from x [..., K] float and a weight with one scale for
     each row and no zero points (W1), or a weight of fewer than 8 bits (W3)."""
-    said = Layout(*layout)
+    fields = Layout(*layout)
     rows = x.float().reshape(x.shape[:-1].numel(), x.shape[-1])
     codes, w_scale, w_zero, minimum = unpack_weight(weight, layout, x.shape[-1])
-    if not said.low_bit:
+    if not fields.low_bit:
         sums = chains(rows, codes) * w_scale[:, 0]
         return _finished(sums, x, bias, activation, out_dtype)
-    sums = rows.new_zeros(rows.shape[0], said.n)
-    cuts = [slice(i, i + said.group) for i in range(0, x.shape[-1], said.group)]
+    sums = rows.new_zeros(rows.shape[0], fields.n)
+    cuts = [slice(i, i + fields.group) for i in range(0, x.shape[-1], fields.group)]
     for g, cut in enumerate(cuts):
         sums = fma(chains(rows[:, cut], codes[:, cut] - w_zero[:, g, None]), w_scale[:, g], sums)
     for g, cut in enumerate(cuts):

@@ -116,19 +116,19 @@ _STE = (
 )
 
 
-def lower(scheme: Scheme, given: Circumstance) -> Lowered:
+def lower(scheme: Scheme, circumstance: Circumstance) -> Lowered:
     """Returns the steps from x to y. Forms without a gradient have the same steps if one is
     recorded."""
     form = form_of(scheme)
-    if given.guarded:
+    if circumstance.guarded:
         return Lowered((), _GUARDED)
     if not form.codes:
-        return Lowered((_ROTATE,) * given.turned, _FLOAT)
-    if given.canonical:
-        own = _STE if given.trains else _GEMM if form.gemm else _LINEAR
-        return Lowered((*(_ROTATE,) * given.turned, _QUANTIZE_TURNED), own)
-    if given.trains:
+        return Lowered((_ROTATE,) * circumstance.turned, _FLOAT)
+    if circumstance.canonical:
+        own = _STE if circumstance.trains else _GEMM if form.gemm else _LINEAR
+        return Lowered((*(_ROTATE,) * circumstance.turned, _QUANTIZE_TURNED), own)
+    if circumstance.trains:
         return Lowered((_QUANTIZE,), _STE)
-    if scheme.calibrated or (given.on_cuda and not DYNAMIC.on_cuda):
+    if scheme.calibrated or (circumstance.on_cuda and not DYNAMIC.on_cuda):
         return Lowered((_QUANTIZE,), _LINEAR)
     return Lowered((), _DYNAMIC)

@@ -53,25 +53,27 @@ def _rule(
     schema = [argument.name for argument in operator._schema.arguments]
 
     def ways(*args: Any) -> list[tuple[list[Any], list[Any]]]:
-        given = dict(zip(schema, args, strict=False))
-        dims = 0 if _all_rows_together(given) else given[names[0]].ndim - whole_dims
-        tensors = {name: value for name, value in given.items() if hasattr(value, "placements")}
+        arguments = dict(zip(schema, args, strict=False))
+        dims = 0 if _all_rows_together(arguments) else arguments[names[0]].ndim - whole_dims
+        tensors = {name: value for name, value in arguments.items() if hasattr(value, "placements")}
         found: list[tuple[list[Any], list[Any]]] = []
         for dim in (None, *range(dims)):
             cut = {n for n in names if dim is not None and _has(tensors.get(n), dim)}
             if dim is None or (names[0] in cut and _alike([tensors[n] for n in cut], dim)):
                 place: Any = Replicate() if dim is None else Shard(dim)
-                inputs = [place if name in cut else Replicate() for name in given]
-                given_to = [p if n in tensors else None for n, p in zip(given, inputs, strict=True)]
+                inputs = [place if name in cut else Replicate() for name in arguments]
+                given_to = [
+                    p if n in tensors else None for n, p in zip(arguments, inputs, strict=True)
+                ]
                 found.append(([place] * results, given_to))
         return found
 
     return ways
 
 
-def _all_rows_together(given: dict[str, Any]) -> bool:
+def _all_rows_together(arguments: dict[str, Any]) -> bool:
     """Whether all rows share one scale that is computed from them."""
-    code, axes = given.get("code"), given.get("axes")
+    code, axes = arguments.get("code"), arguments.get("axes")
     return bool(code and code[2]) or (axes is not None and len(axes) > 1)
 
 

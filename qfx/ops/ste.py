@@ -63,12 +63,12 @@ linear_fake("linear_ste")
 
 def weight_values(weight: Tensor, layout: Sequence[int], k: int, dtype: torch.dtype) -> Tensor:
     """Returns w^ [N, K], the values that a packed weight represents. (Q5) (Q14)"""
-    said = Layout(*layout)
+    fields = Layout(*layout)
     codes, scale, zero, minimum = ops.unpack_weight(weight, list(layout), k)
-    found = Quantized(codes, scale, zero, QSpec(group=said.scale_group))
-    if not said.low_bit:
+    found = Quantized(codes, scale, zero, QSpec(group=fields.scale_group))
+    if not fields.low_bit:
         return dequantize(found, dtype)
-    least = minimum.repeat_interleave(said.group, 1)[:, :k]
+    least = minimum.repeat_interleave(fields.group, 1)[:, :k]
     return (dequantize(found) + least).to(dtype)
 
 

@@ -157,20 +157,20 @@ def unpack_weight(
     """Inverts pack_weight: returns codes int8 [N, K], scale float32, zero_point int32 and minimum
     float32 [N, S], where S = 1 if a row has one scale. Missing values are 0, but with minimums the
     zero points are -2^(bits - 1). (Q14)"""
-    said = Layout(*layout)
-    if said.low_bit:
-        codes, scale, zero, minimum = unpack_lowbit(weight, said.n, k, said.group)
+    fields = Layout(*layout)
+    if fields.low_bit:
+        codes, scale, zero, minimum = unpack_lowbit(weight, fields.n, k, fields.group)
         return codes, scale, zero, minimum
-    codes, scale, zero = unpack_int8(weight, said, k)
+    codes, scale, zero = unpack_int8(weight, fields, k)
     return codes, scale, zero, torch.zeros_like(scale)
 
 
 @fake("unpack_weight")
 def _(weight: Tensor, layout: Sequence[int], k: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    said = Layout(*layout)
-    scale = weight.new_empty((said.n, said.scales(k)), dtype=torch.float32)
+    fields = Layout(*layout)
+    scale = weight.new_empty((fields.n, fields.scales(k)), dtype=torch.float32)
     zero = torch.empty_like(scale, dtype=torch.int32)
-    return weight.new_empty((said.n, k)), scale, zero, torch.empty_like(scale)
+    return weight.new_empty((fields.n, k)), scale, zero, torch.empty_like(scale)
 
 
 @reference
@@ -204,7 +204,7 @@ def cut_weight(
     Columns are cut between groups, and between the blocks of `rotation` in which K is rotated. The
     codes, scales and shifts do not change.
     """
-    said = Layout(*layout)
+    fields = Layout(*layout)
     codes, scale, zero_point, minimum = unpack_weight(weight, layout, k)
     shift = header_of(weight).shift
     values = [scale, zero_point if shift == ZERO_POINTS else None]
@@ -214,10 +214,10 @@ def cut_weight(
         values = [None if v is None else v[begin:end] for v in values]
     else:
         codes = codes[:, begin:end]
-        if size := said.scale_group:
+        if size := fields.scale_group:
             kept = slice(-(-begin // size), -(-end // size))
             values = [None if v is None else v[:, kept] for v in values]
-    return pack_weight(codes, *values, said.bits, said.group)  # type: ignore[arg-type]
+    return pack_weight(codes, *values, fields.bits, fields.group)  # type: ignore[arg-type]
 
 
 @fake("cut_weight")
@@ -230,14 +230,14 @@ def _(
     end: int,
     rotation: int = 0,
 ) -> Tensor:
-    said, shift = Layout(*layout), 0
-    if said.low_bit and said.shift:  # the size tells which kind of shift
-        points = lowbit_size(said.n, k, said.bits, said.group, ZERO_POINTS)
+    fields, shift = Layout(*layout), 0
+    if fields.low_bit and fields.shift:  # the size tells which kind of shift
+        points = lowbit_size(fields.n, k, fields.bits, fields.group, ZERO_POINTS)
         shift = ZERO_POINTS if weight.numel() == points else MINIMUMS
     count = end - begin
     if dim == 0:
-        return _empty(weight, said._replace(n=count), k, shift)
-    return _empty(weight, said, count, shift)
+        return _empty(weight, fields._replace(n=count), k, shift)
+    return _empty(weight, fields, count, shift)
 
 
 no_gradient("pack_weight", "use qfx::linear_ste, as the qfx backend does by itself")

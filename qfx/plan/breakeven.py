@@ -24,17 +24,17 @@ def condition(m: torch.SymInt, gains: Gains) -> sympy.Basic:
     low = max(low or 1, 1)
     high = max(low, _SAMPLES[-1] if high is None else min(high, _SAMPLES[-1]))
     points = sorted({low, *(s for s in _SAMPLES if low < s < high), high, max(low, hint(m) or 0)})
-    held = [gains(p) for p in points]
-    if all(held):
+    outcomes = [gains(p) for p in points]
+    if all(outcomes):
         return sympy.true
     edges = [
         _first_change(points[i], points[i + 1], gains)
         for i in range(len(points) - 1)
-        if held[i] != held[i + 1]
+        if outcomes[i] != outcomes[i + 1]
     ]
     starts, parts = [low, *edges], []
     for i, start in enumerate(starts):
-        if held[0] == (i % 2 == 0):
+        if outcomes[0] == (i % 2 == 0):
             after = sympy.Ge(size, start) if start > low else sympy.true
             before = sympy.Lt(size, edges[i]) if i < len(edges) else sympy.true
             parts.append(sympy.And(after, before))

@@ -46,9 +46,9 @@ def by_cost(site: Site, config: Config, costs: Costs) -> Entry:
     if site.repacked:
         only += f"; its weight is packed at every call: {site.repacked}"
     if estimate.gain < config.minimum_gain:
-        reason = f"int8 would be {estimate.said}, below minimum_gain={config.minimum_gain}"
+        reason = f"int8 would be {estimate.text}, below minimum_gain={config.minimum_gain}"
         return Entry(site, None, reason + only, estimate, where)
-    reason = f"int8 predicted {estimate.said}"
+    reason = f"int8 predicted {estimate.text}"
     return Entry(site, scheme, reason + only, estimate, where)
 
 

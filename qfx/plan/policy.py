@@ -50,12 +50,12 @@ def decide(
         recipe, product = found.get(match.node), products.get(match.node)
         with at(match.node):
             left = left_out(config, match.names)
-            return _entry(match, _Given(config, price, recipe, product, left, factors))
+            return _entry(match, _Criteria(config, price, recipe, product, left, factors))
 
     return Plan(tuple(_guarded(decided(match), config) for match in matches))
 
 
-class _Given(NamedTuple):
+class _Criteria(NamedTuple):
     """The inputs of a decision besides the match. `left`: the reason if the patterns leave it
     float."""
 
@@ -73,55 +73,55 @@ class _Given(NamedTuple):
 
 
 @singledispatch
-def _entry(match: Match, given: _Given) -> Entry:
+def _entry(match: Match, criteria: _Criteria) -> Entry:
     raise NotImplementedError(f"no policy for {type(match).__name__}")
 
 
 @_entry.register
-def _(match: Unmatched, given: _Given) -> Entry:
+def _(match: Unmatched, criteria: _Criteria) -> Entry:
     return Entry(match, None, match.reason)
 
 
 @_entry.register
-def _(match: OwnCall, given: _Given) -> Entry:
-    though = f", though {given.left}" if given.left else ""
+def _(match: OwnCall, criteria: _Criteria) -> Entry:
+    though = f", though {criteria.left}" if criteria.left else ""
     return Entry(match, None, match.reason + though)
 
 
 @_entry.register
-def _(match: Site, given: _Given) -> Entry:
-    if why_not := given.left or why_apart(given.config, match):
+def _(match: Site, criteria: _Criteria) -> Entry:
+    if why_not := criteria.left or why_apart(criteria.config, match):
         return Entry(match, None, why_not)
-    if given.recipe:
-        return _by_recipe(match, given.recipe)
-    if given.pinned:
+    if criteria.recipe:
+        return _by_recipe(match, criteria.recipe)
+    if criteria.pinned:
         return Entry(match, None, _NOT_PINNED)
     if why_not := why_excluded(match):
         return Entry(match, None, why_not)
-    return _smoothed(by_cost(match, given.config, given.costs), match, given)
+    return _smoothed(by_cost(match, criteria.config, criteria.costs), match, criteria)
 
 
 @_entry.register
-def _(match: Product, given: _Given) -> Entry:
-    if given.left:
-        return Entry(match, None, given.left)
-    if given.pinned:
-        return _as_pinned(match, given.product)
+def _(match: Product, criteria: _Criteria) -> Entry:
+    if criteria.left:
+        return Entry(match, None, criteria.left)
+    if criteria.pinned:
+        return _as_pinned(match, criteria.product)
     if why_not := why_excluded(match):
         return Entry(match, None, why_not)
-    return _by_gain(match, "a matmul of two activations", "products", given)
+    return _by_gain(match, "a matmul of two activations", "products", criteria)
 
 
 @_entry.register
-def _(match: Attention, given: _Given) -> Entry:
+def _(match: Attention, criteria: _Criteria) -> Entry:
     if type(match.m) is int and match.m <= FEW_QUERIES and match.cache is not None:
         return Entry(match, None, "an attention over int8 keys and values", decodes=True)
-    if given.left:
-        return Entry(match, None, given.left)
-    if given.pinned:
-        return _as_pinned(match, given.product)
-    decodes = _decode_by_cost(match, given.costs.of(match, "decodes", None))
-    return decodes or _by_gain(match, "an attention", "attentions", given)
+    if criteria.left:
+        return Entry(match, None, criteria.left)
+    if criteria.pinned:
+        return _as_pinned(match, criteria.product)
+    decodes = _decode_by_cost(match, criteria.costs.of(match, "decodes", None))
+    return decodes or _by_gain(match, "an attention", "attentions", criteria)
 
 
 _NOT_PINNED = "the pinned plan does not name it"
@@ -171,14 +171,14 @@ def _by_recipe(site: Site, recipe: SiteRecipe) -> Entry:
     return Entry(site, scheme, reason, recipe=recipe)
 
 
-def _smoothed(entry: Entry, site: Site, given: _Given) -> Entry:
+def _smoothed(entry: Entry, site: Site, criteria: _Criteria) -> Entry:
     """Returns the entry with the factor of the site's activation if the activation is rotated, so
     that multiplying by it needs no pass of its own. While gradients are recorded there is no
     factor, because the weights may change."""
     scheme = entry.scheme
-    if scheme is None or not given.config.smoothing or not scheme.smooths or site.trains:
+    if scheme is None or not criteria.config.smoothing or not scheme.smooths or site.trains:
         return entry
-    factor = given.factors(site)
+    factor = criteria.factors(site)
     if isinstance(factor, str):
         return replace(entry, reason=f"{entry.reason}; smoothing not used: {factor}")
     if factor is None or site.n is None:
@@ -187,11 +187,11 @@ def _smoothed(entry: Entry, site: Site, given: _Given) -> Entry:
     return replace(entry, reason=f"{entry.reason}; smoothed", recipe=recipe)
 
 
-def _by_gain(match: Product | Attention, what: str, kind: str, given: _Given) -> Entry:
+def _by_gain(match: Product | Attention, what: str, kind: str, criteria: _Criteria) -> Entry:
     """Returns the decision on a match without a constant operand. All operands are quantized at
     every call, so the gain has to be at least 1, whatever `minimum_gain`."""
-    scheme, wanted = given.config.chosen, max(given.config.minimum_gain, 1.0)
-    cost = given.costs.of(match, kind, None)
+    scheme, wanted = criteria.config.chosen, max(criteria.config.minimum_gain, 1.0)
+    cost = criteria.costs.of(match, kind, None)
     if not scheme.fits_activations:
         return Entry(match, None, f"{what}, which {scheme} does not serve")
     if isinstance(cost, str):
@@ -201,10 +201,10 @@ def _by_gain(match: Product | Attention, what: str, kind: str, given: _Given) ->
         return Entry(match, None, f"{what} whose gain was not predicted")
     estimate = cost.estimate(Work(kind, m, k, n, match.dtype, batch))
     if estimate.gain < wanted:
-        reason = f"{what}: int8 would be {estimate.said}, below {wanted}"
+        reason = f"{what}: int8 would be {estimate.text}, below {wanted}"
         return Entry(match, None, reason, estimate)
     taken = _taken(match, scheme)
-    return Entry(match, taken, f"int8 predicted {estimate.said}", estimate)
+    return Entry(match, taken, f"int8 predicted {estimate.text}", estimate)
 
 
 @singledispatch

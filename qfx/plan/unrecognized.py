@@ -29,7 +29,7 @@ _PARTED = (
     "they are distributed tensors (call qfx.quantize_ before the model is distributed, or load it "
     "by from_pretrained with a QfxConfig and a tp_plan)"
 )
-_SAID: WeakKeyDictionary[CodeType, set[str]] = WeakKeyDictionary()  # by the code of the frame
+_WARNED: WeakKeyDictionary[CodeType, set[str]] = WeakKeyDictionary()  # by the code of the frame
 
 
 def unrecognized_weights(
@@ -108,19 +108,19 @@ def warning_of(
     parted = any(is_distributed(value(n)) for n in gm.graph.nodes if _multiplies(n))
     if count <= served:
         return None
-    said = (
+    text = (
         f"{size(count)} of {size(count + served)} of the weights that this graph multiplies stay "
         f"float, since {_PARTED if parted else _NO_INT8}: {kinds(left)}. qfx.explain(model, "
         "*inputs) lists what becomes of each matmul"
     )
     if selective or count < _TINY * _around(modules):
-        log.info("%s", said)
+        log.info("%s", text)
         return None
-    before = _SAID.setdefault(code, set()) if code is not None else set[str]()
-    if said in before:
+    before = _WARNED.setdefault(code, set()) if code is not None else set[str]()
+    if text in before:
         return None
-    before.add(said)
-    return f"qfx: {said}"
+    before.add(text)
+    return f"qfx: {text}"
 
 
 def _around(modules: Iterable[nn.Module]) -> int:
@@ -132,4 +132,4 @@ def _around(modules: Iterable[nn.Module]) -> int:
 
 def forget() -> None:
     """Clears the record of warnings when `torch._dynamo.reset()` is called."""
-    _SAID.clear()
+    _WARNED.clear()

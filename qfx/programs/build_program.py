@@ -96,13 +96,15 @@ class _Builder:
         key = storage_key(value)
         if key in self.regions:
             return
-        held = self.shapes.constants.get(key)
-        if (value if held is None else held).device.type != "cpu":
+        constant = self.shapes.constants.get(key)
+        if (value if constant is None else constant).device.type != "cpu":
             raise NotImplementedError(f"{node} is on {value.device}: programs run on the CPU")
-        if held is not None:  # all of the constant's memory, not only this node's
-            self.regions[key] = Region(RegionKind.CONSTANT, held.untyped_storage().nbytes(), held)
+        if constant is not None:  # all of the constant's memory, not only this node's
+            self.regions[key] = Region(
+                RegionKind.CONSTANT, constant.untyped_storage().nbytes(), constant
+            )
             return
-        kind = RegionKind.GIVEN if node.op == "placeholder" else RegionKind.OWN
+        kind = RegionKind.INPUT if node.op == "placeholder" else RegionKind.OWN
         self.regions[key] = Region(kind, value.untyped_storage().nbytes())
 
     def _regions(self, node: fx.Node) -> list[Region]:
@@ -118,10 +120,10 @@ class _Builder:
                 region.used_at(number)
             if step.instructions is None:
                 _become(step.regions, RegionKind.SHARED)
-        given = [self._view(self.values[node]) for node in self.placeholders]
+        inputs = [self._view(self.values[node]) for node in self.placeholders]
         found: Any = self.output.args[0]
         found = found if isinstance(found, tuple | list) else (found,)
-        return Runner(self._parts(steps), given, list(fx.map_arg(tuple(found), self._argument)))
+        return Runner(self._parts(steps), inputs, list(fx.map_arg(tuple(found), self._argument)))
 
     def _steps(self, node: fx.Node) -> list[NodeStep]:
         done = node in self.emitter.ends.values()
@@ -202,7 +204,7 @@ class _Builder:
         others = [r for r in regions if r.kind is not RegionKind.OWN]
         places |= {region: (0, 0) for region in others if region.bytes == 0}
         others = [region for region in others if region.bytes > 0]
-        others.sort(key=lambda r: r.kind in (RegionKind.GIVEN, RegionKind.RESULT))
+        others.sort(key=lambda r: r.kind in (RegionKind.INPUT, RegionKind.RESULT))
         for slot, region in enumerate(others, 1):
             places[region] = slot, 0
         words = [
@@ -212,14 +214,14 @@ class _Builder:
             for word in encode(instruction, places)
         ]
         filled = [region for region in others if region.tensor is not None]
-        held = [r.tensor.untyped_storage() for r in filled if r.tensor is not None]
-        addresses = [storage.data_ptr() for storage in held]
-        given = others[len(held) :]
+        storages = [r.tensor.untyped_storage() for r in filled if r.tensor is not None]
+        addresses = [storage.data_ptr() for storage in storages]
+        inputs = others[len(storages) :]
         sizes = [size, *(r.bytes for r in others)]
-        program = Program(words, sizes, [0, *addresses, *(0 for _ in given)])
+        program = Program(words, sizes, [0, *addresses, *(0 for _ in inputs)])
         kinds = [region.kind for region in filled]
         encoded = torch.tensor(words, dtype=torch.int64, device="cpu")
-        return Run(program, given, held, kinds, encoded, sizes)
+        return Run(program, inputs, storages, kinds, encoded, sizes)
 
     def _call(self, node: fx.Node) -> TorchCall:
         arguments = fx.map_arg((node.args, node.kwargs), self._argument)

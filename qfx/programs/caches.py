@@ -14,11 +14,11 @@ from qfx.programs.linears import arguments
 ops = torch.ops.qfx
 
 
-def _cache(e: Emitter, given: dict[str, Any]) -> list[Operand]:
+def _cache(e: Emitter, operands: dict[str, Any]) -> list[Operand]:
     """Returns the operands of keys with their scales, then of values, in the order of
     csrc/cpu/program/caches.cpp."""
     names = ("keys", "key_scale", "values", "value_scale")
-    found = [e.of(given[name], None) for name in names]
+    found = [e.of(operands[name], None) for name in names]
     if not all(operand.contiguous for operand in found):
         raise Outside
     return found
@@ -31,31 +31,31 @@ def _rows(e: Emitter, node: Any) -> Operand:
 
 
 def _write(e: Emitter, node: fx.Node) -> None:
-    given = arguments(node)
-    places = e.whole(given["places"], torch.int64)
-    e("kv_write", *_cache(e, given), _rows(e, given["k"]), _rows(e, given["v"]), places)
+    operands = arguments(node)
+    places = e.whole(operands["places"], torch.int64)
+    e("kv_write", *_cache(e, operands), _rows(e, operands["k"]), _rows(e, operands["v"]), places)
 
 
 def _attention(e: Emitter, node: fx.Node) -> None:
-    given = arguments(node)
-    out, length = e.of(node), given["length"]
-    query, mask = _rows(e, given["q"]), given["mask"]
-    parts: list[Any] = [*_cache(e, given), query, out, mask is not None]
+    operands = arguments(node)
+    out, length = e.of(node), operands["length"]
+    query, mask = _rows(e, operands["q"]), operands["mask"]
+    parts: list[Any] = [*_cache(e, operands), query, out, mask is not None]
     if mask is not None:
         seen = e.of(mask, None)
         if seen.dtype not in (torch.bool, torch.float32):
             raise Outside
         parts.append(seen.expanded((*out.sizes[:3], length)))
-    table = given.get("block_table")
+    table = operands.get("block_table")
     found = [] if table is None else [e.whole(table, torch.int32)]
     e(
         "kv_attention",
         *parts,
-        float(given["scale"]),
+        float(operands["scale"]),
         length,
         table is not None,
         *found,
-        float(given["softcap"]),
+        float(operands["softcap"]),
     )
 
 

@@ -103,8 +103,8 @@ class Emitter:
 
     def _number(self, number: float) -> Operand:
         if repr(number) not in self.numbers:
-            held = torch.tensor(number, dtype=torch.float32, device="cpu")
-            self.numbers[repr(number)] = Region(RegionKind.NUMBER, 4, held)
+            tensor = torch.tensor(number, dtype=torch.float32, device="cpu")
+            self.numbers[repr(number)] = Region(RegionKind.NUMBER, 4, tensor)
         return Operand(self.numbers[repr(number)], 0, torch.float32, (), ())
 
 

@@ -23,8 +23,8 @@ from qfx.weights.huge_pages import into_huge_pages
 
 class Run(NamedTuple):
     program: Program
-    given: list[Region]
-    held: list[Any]  # the storages of its constants and numbers
+    inputs: list[Region]
+    storages: list[Any]  # the storages of its constants and numbers
     kinds: list[RegionKind]  # of each held storage
     words: Tensor
     bytes: list[int]  # of each slot: own memory, constants, given regions
@@ -48,8 +48,8 @@ class Runner:
     same shapes, and returns the list of results: new tensors, except for views of inputs.
     Concurrent calls from several threads run one after the other."""
 
-    def __init__(self, parts: list[Part], given: list[View], results: list[Any]) -> None:
-        self.parts, self.given, self.results = parts, given, results
+    def __init__(self, parts: list[Part], inputs: list[View], results: list[Any]) -> None:
+        self.parts, self.inputs, self.results = parts, inputs, results
         leaves = [leaf for leaf in tree_leaves(results) if isinstance(leaf, View)]
         self.made = [
             r for r in dict.fromkeys(v.region for v in leaves) if r.kind is RegionKind.RESULT
@@ -69,10 +69,10 @@ class Runner:
     def __call__(self, *inputs: Tensor, bound: Bound = NOTHING) -> list[Any]:
         """Runs the graph. `bound`: the last inputs, for which the caller says when they change."""
         with self._turn:
-            addresses = addresses_of(inputs, bound, self.given)
+            addresses = addresses_of(inputs, bound, self.inputs)
             if self._alone:
                 return self._whole(addresses, bound)
-            every = zip(self.given, (*inputs, *bound.tensors), strict=True)
+            every = zip(self.inputs, (*inputs, *bound.tensors), strict=True)
             memory = {view.region: tensor for view, tensor in every}
             for region in self.made:
                 memory[region] = made = torch.empty(region.bytes, dtype=torch.uint8, device="cpu")
@@ -104,13 +104,13 @@ class Runner:
 
     def writes(self, inputs: range) -> bool:
         """Whether a program writes to one of these inputs, given by index."""
-        regions = {self.given[i].region for i in inputs}
+        regions = {self.inputs[i].region for i in inputs}
         runs = (part for part in self.parts if isinstance(part, Run))
         return any(
-            run.given[slot - 1 - len(run.held)] in regions
+            run.inputs[slot - 1 - len(run.storages)] in regions
             for run in runs
             for slot in run.program.written
-            if slot > len(run.held)
+            if slot > len(run.storages)
         )
 
     @property
@@ -124,7 +124,7 @@ class Placed:
 
     def __init__(self, run: Run) -> None:
         self._streaming = Streaming(run.program)
-        self._given = run.given
+        self._inputs = run.inputs
         self._bound: Callable[[], Bound | None] = lambda: None
         self._loose: tuple[list[int], list[Region]] = ([], [])
 
@@ -136,9 +136,9 @@ class Placed:
             return
         self._bound = lambda: None
         every = bound.addresses | addresses
-        self._streaming.run([every[region] for region in self._given])
-        loose = [i for i, region in enumerate(self._given) if region in addresses]
-        self._loose = loose, [self._given[i] for i in loose]
+        self._streaming.run([every[region] for region in self._inputs])
+        loose = [i for i, region in enumerate(self._inputs) if region in addresses]
+        self._loose = loose, [self._inputs[i] for i in loose]
         self._bound = weakref.ref(bound)
 
 
@@ -171,13 +171,13 @@ def _resolved(tree: Any, memory: dict[Region, Tensor]) -> Any:
 
 
 def _tensor(view: View, memory: dict[Region, Tensor]) -> Tensor:
-    held = view.region.tensor
-    if held is None:
-        held = memory[view.region]
-        begin = held.storage_offset() * held.element_size() // view.dtype.itemsize
+    tensor = view.region.tensor
+    if tensor is None:
+        tensor = memory[view.region]
+        begin = tensor.storage_offset() * tensor.element_size() // view.dtype.itemsize
     else:
         begin = 0
-    storage = held.untyped_storage()
+    storage = tensor.untyped_storage()
     return torch.empty(0, dtype=view.dtype, device="cpu").set_(
         storage, begin + view.offset, view.sizes, view.strides
     )

@@ -25,30 +25,30 @@ def arguments(node: fx.Node) -> dict[str, Any]:
 
 
 def _linear(e: Emitter, node: fx.Node) -> None:
-    given = arguments(node)
-    weight, bias, activation = given["weight"], given["bias"], given["activation"]
+    operands = arguments(node)
+    weight, bias, activation = operands["weight"], operands["bias"], operands["activation"]
     args = _linear_args(e, node, e.values[node], weight, bias, activation)
-    e("linear", *_quantization(e, given), 1, *args)
+    e("linear", *_quantization(e, operands), 1, *args)
 
 
 def _linears(e: Emitter, node: fx.Node) -> None:
-    given, results = arguments(node), e.values[node]
+    operands, results = arguments(node), e.values[node]
     parts = {user.args[1]: user for user in node.users if user.target is operator.getitem}
-    each = zip(given["weight"], given["bias"], given["activation"], strict=True)
+    each = zip(operands["weight"], operands["bias"], operands["activation"], strict=True)
     args = [
         _linear_args(e, parts.get(i), results[i], *operands)
         for i, operands in enumerate(each)
         if results[i].numel()
     ]
     if args:
-        e("linear", *_quantization(e, given), len(args), *(part for own in args for part in own))
+        e("linear", *_quantization(e, operands), len(args), *(part for own in args for part in own))
 
 
-def _quantization(e: Emitter, given: dict[str, Any]) -> tuple[Any, ...]:
+def _quantization(e: Emitter, operands: dict[str, Any]) -> tuple[Any, ...]:
     """Returns the first words of an instruction: `Quantization` in csrc/cpu/program/linears.cpp."""
-    factor = given["factor"]
-    parts = [e.whole(given["x"]), *([0] if factor is None else [1, e.whole(factor)])]
-    return (*parts, *Code(*given["code"]))
+    factor = operands["factor"]
+    parts = [e.whole(operands["x"]), *([0] if factor is None else [1, e.whole(factor)])]
+    return (*parts, *Code(*operands["code"]))
 
 
 def _linear_args(

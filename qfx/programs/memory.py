@@ -18,7 +18,7 @@ class RegionKind(Enum):
     OWN = "of the program, reused when nobody reads it any more"
     CONSTANT = "a parameter or a buffer"
     NUMBER = "a number of the graph"
-    GIVEN = "an input"
+    INPUT = "an input"
     SHARED = "between two programs, or of what PyTorch runs between them"
     RESULT = "made anew at each run"
 

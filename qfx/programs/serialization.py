@@ -46,15 +46,17 @@ class Storing:
             )
         ((run,),) = (runner.parts,)
         assert isinstance(run, Run)
-        places = {view.region: ["input", i] for i, view in enumerate(runner.given)}
+        places = {view.region: ["input", i] for i, view in enumerate(runner.inputs)}
         places |= {region: ["result", i] for i, region in enumerate(runner.made)}
         return {
             "words": self._name(run.words),
             "bytes": run.bytes,
-            "constants": [self._constant(*each) for each in zip(run.held, run.kinds, strict=True)],
-            "given": [places[region] for region in run.given],
+            "constants": [
+                self._constant(*each) for each in zip(run.storages, run.kinds, strict=True)
+            ],
+            "given": [places[region] for region in run.inputs],
             "made": [region.bytes for region in runner.made],
-            "inputs": [_kind_of(view) for view in runner.given],
+            "inputs": [_kind_of(view) for view in runner.inputs],
             "results": [_described(view, places) for view in runner.results],
         }
 
@@ -80,27 +82,28 @@ def restored(described: Described, tensors: Mapping[str, Tensor]) -> Runner:
 
 
 def _restored(described: Described, tensors: Mapping[str, Tensor]) -> Runner:
-    kept = [tensors[name] for name in described["constants"]]
-    inputs = [_given(kind) for kind in described["inputs"]]
+    constants = [tensors[name] for name in described["constants"]]
+    inputs = [_input(kind) for kind in described["inputs"]]
     places = {("input", i): view.region for i, view in enumerate(inputs)}
     made = [_number(n) for n in described["made"]]
     places |= {("result", i): Region(RegionKind.RESULT, n) for i, n in enumerate(made)}
-    given = [places[kind, i] for kind, i in described["given"]]
+    regions = [places[kind, i] for kind, i in described["given"]]
     words, sizes = tensors[described["words"]], [_number(n) for n in described["bytes"]]
-    expected = [*(t.numel() for t in kept), *(region.bytes for region in given)]
+    expected = [*(t.numel() for t in constants), *(region.bytes for region in regions)]
     if words.dtype != torch.int64 or words.ndim != 1:
         raise UserError(f"not a stored program: its words are {words.dtype} of {words.ndim} axes")
-    if sizes[1:] != expected or any(t.dtype != torch.uint8 for t in kept):
+    if sizes[1:] != expected or any(t.dtype != torch.uint8 for t in constants):
         raise UserError("not a stored program: its memory has other sizes than its words say")
-    addresses = [0, *(t.data_ptr() for t in kept), *(0 for _ in given)]
-    held = [t.untyped_storage() for t in kept]
-    program, kinds = Program(words.tolist(), sizes, addresses), [RegionKind.CONSTANT for _ in held]
-    if any(0 < slot <= len(held) for slot in program.written):
+    addresses = [0, *(t.data_ptr() for t in constants), *(0 for _ in regions)]
+    storages = [t.untyped_storage() for t in constants]
+    program = Program(words.tolist(), sizes, addresses)
+    if any(0 < slot <= len(storages) for slot in program.written):
         raise UserError("not a stored program: it writes to its weights")
-    run = Run(program, given, held, kinds, words, sizes)
+    kinds = [RegionKind.CONSTANT for _ in storages]
+    run = Run(program, regions, storages, kinds, words, sizes)
     results = [_view(each, places) for each in described["results"]]
-    unused = {r for r in given if r.kind is RegionKind.RESULT} - {view.region for view in results}
-    if unused or len({*given}) != len(given):
+    unused = {r for r in regions if r.kind is RegionKind.RESULT} - {view.region for view in results}
+    if unused or len({*regions}) != len(regions):
         raise UserError("not a stored program: it writes what is no result, or to one twice")
     return Runner([run], inputs, results)
 
@@ -114,12 +117,12 @@ def _kind_of(view: View) -> list[Any]:
     return [_name_of(view.dtype), list(view.sizes)]
 
 
-def _given(kind: list[Any]) -> View:
+def _input(kind: list[Any]) -> View:
     name, sizes = kind
     dtype, count = _dtype(name), 1
     for size in sizes:
         count *= _number(size)
-    region = Region(RegionKind.GIVEN, count * dtype.itemsize)
+    region = Region(RegionKind.INPUT, count * dtype.itemsize)
     return View(region, dtype, tuple(sizes), contiguous_strides(sizes), 0)
 
 

@@ -35,11 +35,11 @@ class Shapes(fx.Interpreter):
         return result
 
     def get_attr(self, target: Any, args: Any, kwargs: Any) -> Any:
-        held = self.fetch_attr(target)
-        if not isinstance(held, Tensor):
-            return held
-        fake = self.mode.from_tensor(held)
-        self.constants[storage_key(fake)] = held
+        value = self.fetch_attr(target)
+        if not isinstance(value, Tensor):
+            return value
+        fake = self.mode.from_tensor(value)
+        self.constants[storage_key(fake)] = value
         return fake
 
 

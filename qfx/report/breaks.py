@@ -5,22 +5,22 @@ from __future__ import annotations
 import re
 from collections import Counter
 
-from qfx.host.dynamo import said_of_breaks
+from qfx.host.dynamo import break_counters
 
 _PARTS = re.compile(r"^\s*(Explanation|Hint|Developer debug context): ?", re.MULTILINE)
 _LONGEST = 320  # characters of a line
 BEFORE = "said before this call, perhaps of other code: "
 
 
-def said() -> Counter[str]:
+def break_messages() -> Counter[str]:
     """Returns Dynamo's messages about graph breaks since the process began or cleared them."""
-    return said_of_breaks()
+    return break_counters()
 
 
-def said_since(before: Counter[str]) -> tuple[str, ...]:
+def breaks_since(before: Counter[str]) -> tuple[str, ...]:
     """Returns one line for each message since `before`. Without new messages, the earlier ones:
     Dynamo skips code that it has given up without another message."""
-    now = said()
+    now = break_messages()
     new = now - before
     return tuple(sorted({f"{'' if new else BEFORE}{_line(message)}" for message in new or now}))
 

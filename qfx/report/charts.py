@@ -59,8 +59,8 @@ def charts(rows: Sequence[Row], shares: Sequence[Value]) -> list[Chart]:
 
 
 def _errors(rows: Sequence[Row], shares: Sequence[Value]) -> Chart:
-    there = [i for i, row in enumerate(rows) if row.sqnr_db is not None]
-    rows, parts = [rows[i] for i in there], [100 * (shares[i] or 0) for i in there]
+    measured = [i for i, row in enumerate(rows) if row.sqnr_db is not None]
+    rows, parts = [rows[i] for i in measured], [100 * (shares[i] or 0) for i in measured]
     levels = [row.sqnr_db for row in rows]
     panels = (
         ("share of the error, %", lambda axis: _bars(axis, parts, "{:.1f}")),

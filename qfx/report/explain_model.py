@@ -20,7 +20,7 @@ from qfx.match.operator_calls import BINARY
 from qfx.nn import BinaryLinear, Linear, LSQLinear, SignLinear
 from qfx.nn.left_float import why_left_float
 from qfx.nn.weight_bytes import weight_bytes
-from qfx.report.breaks import BEFORE, said, said_since
+from qfx.report.breaks import BEFORE, break_messages, breaks_since
 from qfx.report.captured_rows import AsCalled, CapturedGraphs
 from qfx.report.float_forms import int8_modules, reference_modules
 from qfx.report.module_calls import ModuleCall, has_programs, measured_calls, with_calls
@@ -65,25 +65,27 @@ def explain(
     """
     config, _ = parse_options(options)
     module = module_of(model)
-    modules, before = int8_modules(module), said()
+    modules, before = int8_modules(module), break_messages()
     references = reference_modules(modules, reference)
     as_called = _as_called(model, modules) if options is None else None
     graphs = CapturedGraphs(config, current_costs(), as_called)
-    given = _inputs(inputs, keyword_inputs)
+    call_inputs = _inputs(inputs, keyword_inputs)
     with unchanged(model, "explain") as kept:
-        if isinstance(given, CallInputs):
-            given.restored()
+        if isinstance(call_inputs, CallInputs):
+            call_inputs.restored()
         watch_compiled(model, graphs.look, *inputs, **keyword_inputs)
     if isinstance(model, nn.Module):
         check_names(config, names_in(uncompiled_module(model)) | graphs.seen)
     if kept.written:
-        given = f"its forward writes to parameters outside of captured graphs: {kept.written[0]}"
-    calls = _calls(model, modules, references, given)
+        call_inputs = (
+            f"its forward writes to parameters outside of captured graphs: {kept.written[0]}"
+        )
+    calls = _calls(model, modules, references, call_inputs)
     graphs.seen.update(call.name for call in calls)
     rows = with_calls(graphs.rows, calls, modules)
     if isinstance(model, nn.Module):
         rows += _unseen(model, graphs.seen)
-    breaks = said_since(before)
+    breaks = breaks_since(before)
     if not graphs.graphs:
         warnings.warn(f"qfx.explain saw no graph: {_why_none(breaks)}", stacklevel=2)
     elif not any(row.reason.endswith(_UNSEEN) for row in rows):
@@ -98,7 +100,7 @@ def explain(
         graphs.macs,
         weight_bytes(of_weights, graphs.int8) if of_weights is not None else None,
         weight_bytes(of_weights, graphs.seen) if of_weights is not None else None,
-        _whole(sides, rows, given, graphs),
+        _whole(sides, rows, call_inputs, graphs),
         tuple(_notes(modules, reference, as_called)),
     )
 
@@ -123,23 +125,23 @@ def _calls(
     model: Callable[..., Any],
     modules: Mapping[str, nn.Module],
     references: Mapping[str, nn.Module],
-    given: CallInputs | str,
+    call_inputs: CallInputs | str,
 ) -> list[ModuleCall]:
     module = module_of(model)
-    if module is None or not modules or not isinstance(given, CallInputs):
+    if module is None or not modules or not isinstance(call_inputs, CallInputs):
         return []
     with unchanged(model, "explain"), torch.no_grad():
-        args, kwargs = given.restored()
+        args, kwargs = call_inputs.restored()
         run = partial(uncompiled(model), *args, **kwargs)
         return measured_calls(module, modules, references, run)
 
 
 def _whole(
-    sides: Sides, rows: Sequence[Row], given: CallInputs | str, graphs: CapturedGraphs
+    sides: Sides, rows: Sequence[Row], call_inputs: CallInputs | str, graphs: CapturedGraphs
 ) -> WholeModel:
     """Returns the SQNR and the times of a whole call, or why they are unknown."""
-    if not isinstance(given, CallInputs):
-        return WholeModel(why_not=given)
+    if not isinstance(call_inputs, CallInputs):
+        return WholeModel(why_not=call_inputs)
     if not graphs.graphs and not sides.modules:
         return WholeModel(why_not="no graph was captured")
     if sides.reference is None and all(row.scheme == FLOAT for row in rows):
@@ -148,7 +150,7 @@ def _whole(
         return WholeModel(why_not="it calls int8 operators itself: give explain a reference")
     try:
         with CACHE.temporary():
-            return whole_model(sides.model, given, sides.in_float, sides.in_int8)
+            return whole_model(sides.model, call_inputs, sides.in_float, sides.in_int8)
     except Exception as why:
         return WholeModel(why_not=f"another run of it raised {_first_line(why)}")
 

@@ -77,14 +77,14 @@ def _once(modules: Mapping[str, nn.Module]) -> Iterator[tuple[str, nn.Module]]:
 def by_modules(model: nn.Module) -> Iterator[None]:
     """A context in which the modules of a model that `compile_for_generate` changed do all the
     work, and no programs."""
-    held = [vars(m) for m in model.modules() if has_programs(m)]
-    before = [attributes["forward"] for attributes in held]
+    compiled = [vars(m) for m in model.modules() if has_programs(m)]
+    before = [attributes["forward"] for attributes in compiled]
     try:
-        for attributes, forward in zip(held, before, strict=True):
+        for attributes, forward in zip(compiled, before, strict=True):
             attributes["forward"] = forward.by_modules
         yield
     finally:
-        for attributes, forward in zip(held, before, strict=True):
+        for attributes, forward in zip(compiled, before, strict=True):
             attributes["forward"] = forward
 
 

@@ -81,18 +81,18 @@ class Report:
         text = tabulate(table, headers="keys", disable_numparse=True)
         note = "times: measured on this input; ~ predicted by the cost model"
         count = f"{self.quantized} of {self.total} matmuls in int8, {self.graphs} graph(s)"
-        said = [_SAID, *map(printable, self.breaks)] if self.breaks else []
+        breaks = [_BREAKS, *map(printable, self.breaks)] if self.breaks else []
         weights = _weights(self.rows, self.beside)
         whole = str(self.whole or "")
-        footer = (text, note, *self.notes, whole, self.mode, *said, weights, self._int8, count)
+        footer = (text, note, *self.notes, whole, self.mode, *breaks, weights, self._int8, count)
         return "\n".join(line for line in footer if line)
 
     @property
     def _int8(self) -> str:
         """A line on how much of the whole model is int8."""
-        said = []
+        parts = []
         if self.weights is not None and self.weights.total:
-            said.append(f"{self.weights.share:.1%} of the bytes of weights that multiply")
+            parts.append(f"{self.weights.share:.1%} of the bytes of weights that multiply")
         if self.macs[1]:
             unknown = (
                 f" without {self.macs[2]} matmuls that PyTorch does not count"
@@ -100,14 +100,14 @@ class Report:
                 else ""
             )
             share = self.macs[0] / self.macs[1]
-            said.append(f"{share:.1%} of {self.macs[1]:,} multiply-adds{unknown}")
+            parts.append(f"{share:.1%} of {self.macs[1]:,} multiply-adds{unknown}")
         stays = self.weights.multiplying if self.weights else {}
         float_ = f"; float: {kinds(stays)}" if stays else ""
-        return f"int8: {', '.join(said)}{float_}" if said else ""
+        return f"int8: {', '.join(parts)}{float_}" if parts else ""
 
 
 _TRAINING = "what dropout and batch statistics do is in these numbers; eval() is for inference"
-_SAID = 'Dynamo does not capture all of the code; TORCH_LOGS="graph_breaks" shows where. It says:'
+_BREAKS = 'Dynamo does not capture all of the code; TORCH_LOGS="graph_breaks" shows where. It says:'
 
 
 def _printed(row: Row, share: float | None, guarded: bool) -> dict[str, str]:

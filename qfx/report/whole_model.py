@@ -89,7 +89,7 @@ class Side(NamedTuple):
 def whole_model(model: Any, inputs: CallInputs, float_: Side, int8: Side) -> WholeModel:
     """Runs both sides in turns: once for the output, then for the time. The model is left as it was
     by each run, so that all of them begin alike."""
-    said = {"float_side": float_.says, "int8_side": int8.says}
+    sides = {"float_side": float_.says, "int8_side": int8.says}
     exact, noisy = [_ran(model, inputs, side)[0] for side in (float_, int8)]
     error = output_sqnr(exact, noisy)
     times: list[list[float]] = []
@@ -97,7 +97,7 @@ def whole_model(model: Any, inputs: CallInputs, float_: Side, int8: Side) -> Who
     while not times or (len(times) < _TURNS and time.perf_counter() < end):
         times.append([_ran(model, inputs, side, keep=False)[1] for side in (float_, int8)])
     float_s, int8_s = (median(column) for column in zip(*times, strict=True))
-    return WholeModel(error, float_s, int8_s, len(times), **said)
+    return WholeModel(error, float_s, int8_s, len(times), **sides)
 
 
 def _ran(

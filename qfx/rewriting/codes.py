@@ -75,14 +75,14 @@ class SiteNodes(NamedTuple):
     @property
     def values(self) -> dict[str, Any]:
         """The arguments of the site's steps, by name, that are the same at every call."""
-        given = of_scheme(self.scheme, self.n, self.rotation) | of_weight(self.packed)
-        given |= {"factor": self.factor, "rotation": self.rotation, "n": self.n}
-        given |= {"static_scale": self.scale, "static_zero_point": self.zero_point}
+        arguments = of_scheme(self.scheme, self.n, self.rotation) | of_weight(self.packed)
+        arguments |= {"factor": self.factor, "rotation": self.rotation, "n": self.n}
+        arguments |= {"static_scale": self.scale, "static_zero_point": self.zero_point}
         x = self.scheme.x
         if x is not None:
-            given |= {"code_of_turned": code_of(x)}
-            given |= {"ste_code": ste_code(self.scheme, self.rotation)}
-        return given
+            arguments |= {"code_of_turned": code_of(x)}
+            arguments |= {"ste_code": ste_code(self.scheme, self.rotation)}
+        return arguments
 
 
 def nodes_of(entry: Entry, site: Site, provide: Provide) -> SiteNodes:
@@ -210,8 +210,8 @@ class Inputs:
         here = self.position[site.node]
         key = (site.x, site.x_view, what)
         if key in self.made:
-            there, nodes = self.made[key]
-            if not any(there < i < here for i in self.write_positions):
+            position, nodes = self.made[key]
+            if not any(position < i < here for i in self.write_positions):
                 return nodes
         with self.graph.inserting_before(site.node):
             nodes = make()

@@ -80,9 +80,9 @@ def as_constants(gm: fx.GraphModule) -> Provide:
     """Returns a `Provide` that packs the constants of the graph now and stores them as buffers of
     `gm`; graph inputs are packed in the graph."""
 
-    def held(site: Site) -> bool:
-        held = all(root.op == "get_attr" for root in roots(site.weight))
-        return held and not site.weight_trains
+    def is_buffer(site: Site) -> bool:
+        constant = all(root.op == "get_attr" for root in roots(site.weight))
+        return constant and not site.weight_trains
 
     def buffer(name: str, tensor: Tensor) -> fx.Node:
         name = _free_name(gm, name)
@@ -96,7 +96,7 @@ def as_constants(gm: fx.GraphModule) -> Provide:
         parts = zip(names.items(), packed, strict=True)
         return PackedNodes(**{part: buffer(name, tensor) for (part, name), tensor in parts})
 
-    return _provide(gm, make, held, lambda value, name: buffer(name, value.tensor()))
+    return _provide(gm, make, is_buffer, lambda value, name: buffer(name, value.tensor()))
 
 
 def _provide(

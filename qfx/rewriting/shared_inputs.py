@@ -37,10 +37,10 @@ _BETWEEN = 4  # at most this many other linears between two of one call: a layer
 
 class _LinearNode(NamedTuple):
     node: fx.Node
-    given: Bound
+    arguments: Bound
 
     def read(self, *names: str) -> list[fx.Node]:
-        leaves = tree_leaves([self.given[name] for name in names])
+        leaves = tree_leaves([self.arguments[name] for name in names])
         return [leaf for leaf in leaves if isinstance(leaf, fx.Node)]
 
 
@@ -82,12 +82,15 @@ def _linears(graph: fx.Graph) -> Iterator[tuple[_LinearNode, Any]]:
     share."""
     inside, silent = transformed(graph), without_gradients(graph)
     for node in graph.nodes:
-        given = _DYNAMIC.match(node) if _DYNAMIC.starts_at(node) else ""
-        if isinstance(given, str) or not node.users or node in inside:
+        arguments = _DYNAMIC.match(node) if _DYNAMIC.starts_at(node) else ""
+        if isinstance(arguments, str) or not node.users or node in inside:
             continue
-        if runs_several(given["x"], given["weight"]):
-            common = (*(given[name] for name in ("x", "out_dtype", "factor")), *given["code"])
-            yield _LinearNode(node, given), (*common, node in silent)
+        if runs_several(arguments["x"], arguments["weight"]):
+            common = (
+                *(arguments[name] for name in ("x", "out_dtype", "factor")),
+                *arguments["code"],
+            )
+            yield _LinearNode(node, arguments), (*common, node in silent)
 
 
 def _why_apart(first: fx.Node, linear: _LinearNode, between: int) -> str | None:
@@ -105,16 +108,16 @@ def _why_apart(first: fx.Node, linear: _LinearNode, between: int) -> str | None:
 
 def _emit(graph: fx.Graph, linears: Sequence[_LinearNode]) -> None:
     """Replaces each linear by a part of the results of one call."""
-    first, given = linears[0], [linear.given for linear in linears]
+    first, arguments = linears[0], [linear.arguments for linear in linears]
     for linear in linears:
         for node in linear.read("layout", *_OF_EACH):
             if first.node < node:  # a constant
                 first.node.prepend(node)
-    values = {name: first.given[name] for name in _OF_ALL}
-    values |= {name: [each[name] for each in given] for name in _OF_EACH}
-    values["layout"] = [number for each in given for number in each["layout"]]
+    values = {name: first.arguments[name] for name in _OF_ALL}
+    values |= {name: [each[name] for each in arguments] for name in _OF_EACH}
+    values["layout"] = [number for each in arguments for number in each["layout"]]
     with graph.inserting_before(first.node):
-        every = emit_call(graph, LINEARS, values, f"{first.given['x'].name}_linears")
+        every = emit_call(graph, LINEARS, values, f"{first.arguments['x'].name}_linears")
     inherit(every, first.node)
     for i, linear in enumerate(linears):
         linear.node.target, linear.node.kwargs = operator.getitem, {}

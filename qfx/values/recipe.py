@@ -165,7 +165,7 @@ def _raw(value: SiteRecipe | PinnedProduct) -> dict[str, Any]:
     for name in _LATER:
         if raw[name] is None:  # so that earlier builds can read the recipe
             del raw[name]
-    return raw if value.rounding is None else {**raw, "rounding": value.rounding.said}
+    return raw if value.rounding is None else {**raw, "rounding": value.rounding.to_json}
 
 
 def _key(site: SiteRecipe) -> str:
@@ -190,13 +190,13 @@ def _site(raw: dict[str, Any], codes: Callable[[], Mapping[str, Tensor]]) -> Sit
     return site if rounding is None else replace(site, rounding=_rounding(site, rounding, codes()))
 
 
-def _rounding(site: SiteRecipe, said: Any, codes: Mapping[str, Tensor]) -> Rounding:
-    if not isinstance(said, dict) or {*said} != {"method", "weight", "codes"}:
-        raise TypeError(f"{said!r} is no rounding")
+def _rounding(site: SiteRecipe, raw: Any, codes: Mapping[str, Tensor]) -> Rounding:
+    if not isinstance(raw, dict) or {*raw} != {"method", "weight", "codes"}:
+        raise TypeError(f"{raw!r} is no rounding")
     if _key(site) not in codes:
         raise UserError(f"recipe of {site}: its codes are not in the file beside it")
-    found = Rounding(str(site), said["method"], said["weight"], codes[_key(site)])
-    if found.said != said:
+    found = Rounding(str(site), raw["method"], raw["weight"], codes[_key(site)])
+    if found.to_json != raw:
         raise UserError(f"recipe of {site}: the codes beside it are not those it was saved with")
     return found
 

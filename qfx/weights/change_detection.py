@@ -83,21 +83,21 @@ def snapshot(arguments: Sequence[Any], positions: Sequence[int] | None = None) -
     """Returns the state of the tensors arguments[p] for p in `positions`; by default of all
     arguments."""
     wanted = list(range(len(arguments)) if positions is None else positions)
-    held = [p for p in wanted if is_offloaded(arguments[p])]
-    if held:
-        return _SnapshotOfHeld(arguments, [p for p in wanted if p not in held], held)
+    offloaded = [p for p in wanted if is_offloaded(arguments[p])]
+    if offloaded:
+        return _SnapshotOfOffloaded(arguments, [p for p in wanted if p not in offloaded], offloaded)
     found: Snapshot = _C.Snapshot(arguments, wanted)
     return found
 
 
-class _SnapshotOfHeld:
+class _SnapshotOfOffloaded:
     """A snapshot in which some of the tensors are offloaded and represented only by their
     stamps."""
 
-    def __init__(self, arguments: Sequence[Any], sampled: list[int], held: list[int]) -> None:
+    def __init__(self, arguments: Sequence[Any], sampled: list[int], offloaded: list[int]) -> None:
         self._sampled = _C.Snapshot(arguments, sampled)
-        self._stamps = [(p, stamp_of(arguments[p])) for p in held]
-        self._storages = [weak_storage(arguments[p]) for p in held]
+        self._stamps = [(p, stamp_of(arguments[p])) for p in offloaded]
+        self._storages = [weak_storage(arguments[p]) for p in offloaded]
 
     def same_tensors(self, arguments: tuple[Any, ...]) -> bool:
         return self._sampled.same_tensors(arguments) and self._same_held(arguments)

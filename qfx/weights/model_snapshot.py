@@ -69,10 +69,10 @@ class _Attributes:
 
     def __init__(self, of: dict[str, Any]) -> None:
         inner = [value for value in of.values() if type(value) in _CONTAINERS]
-        self.held = [(container, container.copy()) for container in (of, *inner)]
+        self.containers = [(container, container.copy()) for container in (of, *inner)]
 
     def put_back(self) -> None:
-        for container, before in self.held:
+        for container, before in self.containers:
             if [*map(id, _elements(container))] != [*map(id, _elements(before))]:
                 container.clear()
                 (container.extend if hasattr(container, "extend") else container.update)(before)

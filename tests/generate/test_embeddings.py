@@ -73,10 +73,10 @@ def test_a_program_holds_no_floats_of_the_table() -> None:
     qfx.compile_for_generate(model, max_length=64)
     embedding = model.get_input_embeddings()
     ((run,),) = (model.forward.runners[1, 1, (), torch.float32].parts,)
-    held = {storage.data_ptr() for storage in run.held}
+    held = {storage.data_ptr() for storage in run.storages}
     assert embedding.packed.untyped_storage().data_ptr() in held
     own = {t.untyped_storage().data_ptr() for _, t in named_tensors(model)}
-    made = sum(s.nbytes() for s in run.held if s.data_ptr() not in own)
+    made = sum(s.nbytes() for s in run.storages if s.data_ptr() not in own)
     assert run.bytes[0] + made < 4 * vocabulary * 64 / 4
 
 

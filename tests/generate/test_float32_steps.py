@@ -70,7 +70,7 @@ def test_tables_and_vectors_are_no_work_of_a_step(caplog: pytest.LogCaptureFixtu
     ((run,),) = (model.forward.runners[1, 1, (), torch.float32].parts,)
     assert run.bytes[0] < model.get_input_embeddings().weight.numel()  # memory of its steps
     own = {t.untyped_storage().data_ptr() for _, t in named_tensors(model)}
-    made = sum(s.nbytes() for s in run.held if s.data_ptr() not in own)
+    made = sum(s.nbytes() for s in run.storages if s.data_ptr() not in own)
     vectors = [t for t in (*model.parameters(), *model.buffers()) if t.ndim <= 1]
     assert made <= 4 * sum(t.numel() for t in vectors) + 4 * 64  # and numbers of the graph
 

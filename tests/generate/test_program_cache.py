@@ -506,7 +506,7 @@ def test_a_second_process(folder: Path) -> None:
 def test_two_at_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both find nothing and write the same file."""
     model, cache = compiled(), program_cache.PROGRAMS.cache()
-    runner, held = model.forward.runners[1, 1, (), torch.float32], program_key._held(model)
+    runner, held = model.forward.runners[1, 1, (), torch.float32], program_key._named_tensors(model)
     (path,) = folder.iterdir()
     assert cache is not None
     whole, read = path.read_bytes(), []

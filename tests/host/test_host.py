@@ -129,14 +129,14 @@ def code_is_compiled_anew() -> None:
 
 
 def breaks_are_told() -> None:
-    before = dynamo.said_of_breaks()
+    before = dynamo.break_counters()
 
     def broken(x: Tensor) -> Tensor:
         torch._dynamo.graph_break()
         return x + 1
 
     torch.compile(broken, backend="eager")(X)
-    assert dynamo.said_of_breaks() - before
+    assert dynamo.break_counters() - before
     torch._dynamo.reset()
 
 

@@ -92,8 +92,8 @@ KEEPING = (
     ),
     Mutant(
         "what the scheme needs may be missing",
-        old="if (name in given) != (name in wanted):",
-        new="if name in given and name not in wanted:",
+        old="if (name in parts) != (name in wanted):",
+        new="if name in parts and name not in wanted:",
         tests=(
             "test_one_change_gives_what_the_file_says_or_an_error",
             "test_the_error_says_what_is_wrong",
@@ -125,8 +125,8 @@ KEEPING = (
     ),
     Mutant(
         "steps that were trained under another scheme are loaded",
-        old="if there[name] != here[name]]",
-        new="if name not in here]",
+        old="if saved[name] != ours[name]]",
+        new="if name not in ours]",
         tests=("test_trained_modules_load_what_was_trained_alike",),
     ),
     Mutant(
@@ -137,8 +137,8 @@ KEEPING = (
     ),
     Mutant(
         "loaded scales are the file's own memory",
-        old="return given.detach().to(device, copy=True)",
-        new="return given.detach().to(device)",
+        old="return tensor.detach().to(device, copy=True)",
+        new="return tensor.detach().to(device)",
         tests=("test_what_is_loaded_is_a_copy_unless_assigned",),
     ),
     Mutant(

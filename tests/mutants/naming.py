@@ -7,13 +7,13 @@ from tests.mutants.mutant import Mutant
 NAMING = (
     Mutant(
         "a matmul is called as the code reaches it",
-        old="node.meta[NAMED] = said if said in registered else registered[0]",
-        new="node.meta[NAMED] = said or registered[0]",
+        old="node.meta[NAMED] = source if source in registered else registered[0]",
+        new="node.meta[NAMED] = source or registered[0]",
         tests=("test_each_name_skips_its_matmul", "test_explain_says_each_linear_once_by_its_name"),
     ),
     Mutant(
         "of several names the code's own does not count",
-        old="said if said in registered else registered[0]",
+        old="source if source in registered else registered[0]",
         new="registered[0]",
         tests=("test_each_name_skips_its_matmul",),
     ),
@@ -37,13 +37,13 @@ NAMING = (
     ),
     Mutant(
         "layers that a pattern tells apart share code",
-        old="return any(found != here for found in there)",
+        old="return any(found != here for found in elsewhere)",
         new="return False",
         tests=("test_patterns_reach_the_layers_they_name",),
     ),
     Mutant(
         "layers that are decided alike are compiled apart",
-        old="return any(found != here for found in there)",
+        old="return any(found != here for found in elsewhere)",
         new="return True",
         tests=(
             "test_what_is_decided_alike_is_compiled_once",

@@ -25,8 +25,8 @@ PLANNING = (
     ),
     Mutant(
         "products become int8 without a gain",
-        old="max(given.config.minimum_gain, 1.0)",
-        new="given.config.minimum_gain",
+        old="max(criteria.config.minimum_gain, 1.0)",
+        new="criteria.config.minimum_gain",
         tests=("test_products_have_to_gain",),
     ),
     Mutant(
@@ -145,7 +145,7 @@ PLANNING = (
     ),
     Mutant(
         "what a pinned plan does not name goes by cost",
-        old="    if given.pinned:\n        return Entry(match, None, _NOT_PINNED)\n",
+        old="    if criteria.pinned:\n        return Entry(match, None, _NOT_PINNED)\n",
         new="",
         tests=("test_what_a_pinned_plan_does_not_name_stays_float",),
     ),
@@ -181,8 +181,8 @@ PLANNING = (
     ),
     Mutant(
         "a plan is silent about defaults",
-        old="found = answer(default)\n",
-        new="return answer(default)\n",
+        old="found = predict(default)\n",
+        new="return predict(default)\n",
         tests=("test_a_plan_says_where_it_follows_defaults",),
     ),
     Mutant(
@@ -316,7 +316,7 @@ PLANNING = (
     ),
     Mutant(
         "another model runs with the factors of the first one",
-        old="if any(entry.recipe and entry.recipe not in given for entry in plan.entries):",
+        old="if any(entry.recipe and entry.recipe not in sites for entry in plan.entries):",
         new="if False:",
         tests=("test_another_model_of_the_class_has_factors_of_its_own",),
     ),

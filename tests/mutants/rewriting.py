@@ -43,8 +43,8 @@ REWRITING = (
     ),
     Mutant(
         "codes are shared across a write",
-        old="if not any(there < i < here for i in self.write_positions):",
-        new="if not any(there < i < there for i in self.write_positions):",
+        old="if not any(position < i < here for i in self.write_positions):",
+        new="if not any(position < i < position for i in self.write_positions):",
         tests=("test_a_write_between_two_consumers_is_respected",),
     ),
     Mutant(
@@ -79,8 +79,8 @@ REWRITING = (
     ),
     Mutant(
         "a graph rewritten for training keeps no float weight",
-        old="return held and not site.weight_trains",
-        new="return held",
+        old="return constant and not site.weight_trains",
+        new="return constant",
         tests=("test_a_graph_rewritten_for_training_has_the_same_bits",),
     ),
     Mutant(

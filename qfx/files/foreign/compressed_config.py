@@ -64,8 +64,8 @@ def _means(target: str, name: str, classes: tuple[str, ...]) -> bool:
 
 def method_of(folder: Path) -> str | None:
     """Returns the quant_method of config.json, or None."""
-    said = _config(folder).get("quantization_config")
-    method = said.get("quant_method") if isinstance(said, dict) else None
+    settings = _config(folder).get("quantization_config")
+    method = settings.get("quant_method") if isinstance(settings, dict) else None
     return method if isinstance(method, str) else None
 
 

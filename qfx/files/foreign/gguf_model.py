@@ -43,9 +43,12 @@ def gguf_model(path: Path, skeleton: nn.Module) -> Foreign:
         )
     state = skeleton.state_dict()
     names = _names(table, list(state), at)
-    items = {name: _item(table, there, state[name], name != there) for name, there in names.items()}
+    items = {
+        name: _item(table, stored_name, state[name], name != stored_name)
+        for name, stored_name in names.items()
+    }
     rest = {*table.tensors} - {*names.values()} - DERIVED
-    items |= {there: _item(table, there, None, False) for there in sorted(rest)}
+    items |= {stored_name: _item(table, stored_name, None, False) for stored_name in sorted(rest)}
     return Foreign(at, items)
 
 
@@ -56,22 +59,24 @@ def _names(table: GgufTable, wanted: list[str], at: str) -> dict[str, str]:
         return {name: name for name in wanted if name in table.tensors}
     known = _name_map(table, at)
     found = {name: known.get_name(name, try_suffixes=(".weight", ".bias")) for name in wanted}
-    return {name: there for name, there in found.items() if there in table.tensors}
+    return {
+        name: stored_name for name, stored_name in found.items() if stored_name in table.tensors
+    }
 
 
 def _name_map(table: GgufTable, at: str) -> Any:
     library = gguf()
-    said = table.fields.get(ARCHITECTURE)
-    if not isinstance(said, str) or said not in INTERLEAVED:
+    architecture = table.fields.get(ARCHITECTURE)
+    if not isinstance(architecture, str) or architecture not in INTERLEAVED:
         raise UserError(
-            f"{at} is of the architecture {printable(repr(said))}, and qfx.load reads "
+            f"{at} is of the architecture {printable(repr(architecture))}, and qfx.load reads "
             f"{', '.join(INTERLEAVED)}; a skeleton with the names of the file needs none"
         )
-    blocks = _count(table, f"{said}.block_count", at)
+    blocks = _count(table, f"{architecture}.block_count", at)
     if blocks > len(table.tensors):
         raise UserError(f"{at} says that there are {blocks} blocks, and has {len(table.tensors)} "
                         "tensors")  # fmt: skip
-    arch = {name: each for each, name in library.MODEL_ARCH_NAMES.items()}[said]
+    arch = {name: each for each, name in library.MODEL_ARCH_NAMES.items()}[architecture]
     return library.get_tensor_name_map(arch, blocks)
 
 

@@ -209,8 +209,8 @@ def _with_ties(
     Sorts large tensors first, so that they are loaded while little memory is in use."""
     found = dict(items)
     for name, first in ties(skeleton, skeleton.state_dict()).items():
-        for absent, there in ((name, first), (first, name)):
-            known = there in items and items[there].kind and absent not in items
+        for absent, present in ((name, first), (first, name)):
+            known = present in items and items[present].kind and absent not in items
             if known and absent.removesuffix(".weight") in linears:
-                found[absent] = items[there]
+                found[absent] = items[present]
     return dict(sorted(found.items(), key=lambda item: -prod(item[1].shape)))

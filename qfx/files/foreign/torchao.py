@@ -121,11 +121,11 @@ def _described(
     owner, _, last = name.rpartition(".")
     prefix = f"{owner}._{last}_" if owner else f"_{last}_"
     names = {part: f"{prefix}{part}" for part in (*PARTS, *UNREAD)}
-    there = {part: name for part, name in names.items() if name in table.entries}
-    if unread := [part for part in there if part in UNREAD]:
+    present = {part: name for part, name in names.items() if name in table.entries}
+    if unread := [part for part in present if part in UNREAD]:
         raise UserError(f"{here} has {unread[0]}, which qfx.load does not read")
-    entries = {part: table.entries[name] for part, name in there.items()}
-    reads = {part: partial(tensor_of, table, name) for part, name in there.items()}
+    entries = {part: table.entries[name] for part, name in present.items()}
+    reads = {part: partial(tensor_of, table, name) for part, name in present.items()}
     data = described.get("_data")
     if not isinstance(data, dict):
         raise UserError(f"{here} has no _data")
@@ -139,7 +139,7 @@ def _described(
         data.get("block_size"),
         _activation_settings(data, here),
     )
-    return item, {*there.values()}
+    return item, {*present.values()}
 
 
 def _dtype(raw: Any, here: str) -> torch.dtype:

@@ -84,8 +84,8 @@ def factors_without_graph(model: nn.Module, who: str) -> Factors:
     for part in parts_of(model):
         why_not = part.reason or part.fed
         found |= {} if why_not else part.factors
-        said = f"not used, {why_not}" if why_not else f"of {len(part.factors)} weights"
-        log.info("%s: smoothing of %s: %s", who, part.name, said)
+        use = f"not used, {why_not}" if why_not else f"of {len(part.factors)} weights"
+        log.info("%s: smoothing of %s: %s", who, part.name, use)
     return found
 
 
