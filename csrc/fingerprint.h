@@ -1,4 +1,4 @@
-// What tells two values of a tensor apart: a hash of all its bytes, or of some of them.
+// Fingerprints of a tensor's values: a hash of all its bytes, or of some of them.
 #pragma once
 
 #include <cstddef>

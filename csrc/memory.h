@@ -1,4 +1,4 @@
-// Memory that was asked for and could not be had.
+// Memory that was requested and could not be allocated.
 #pragma once
 
 #include <cstdint>

@@ -76,7 +76,7 @@ void put_value(int bits, const uint8_t* codes, int64_t n, uint8_t* out) {
 
 // --- attention ---
 
-constexpr int64_t kRowsOfPass = 32;  // queries for which the codes pass by once
+constexpr int64_t kRowsOfPass = 32;  // queries for which the codes are streamed once
 
 int64_t whole_blocks(int64_t n) { return round_up(n, kTokens); }
 
@@ -89,7 +89,7 @@ struct Pass {
   const char* loaded[kRowsOfPass];  // whose masks are there
   const float* added[kRowsOfPass];  // each row's mask
   SeenBlocks seen;
-  int64_t seen_rows, sequence;  // of which `seen` tells
+  int64_t seen_rows, sequence;  // those that `seen` describes
 };
 
 Pass memory_for(const CacheAttention& a, int64_t rows) {
@@ -139,7 +139,7 @@ void prepare_query(const Kernels& kernels, const CacheAttention& a, const Query&
   *sum = sums[0];
 }
 
-// Each row's mask, one for all that have the same, with minus infinity behind the last key. Heads
+// Each row's mask, one for all that have the same, with minus infinity after the last key. Heads
 // that follow mostly have those of the head before. Whether one is new.
 bool load_masks(const Kernels& kernels, const CacheAttention& a, int64_t i, int64_t first,
                 int64_t rows, Pass* pass) {

@@ -84,7 +84,7 @@ void pack_values(const Kernels& kernels, const FloatMatrix& v, int64_t first, in
   }
 }
 
-// What pads the values' depth behind the last panel of keys.
+// What pads the values' depth after the last panel of keys.
 void clear_padding(const HeadCodes& out, int64_t from) {
   const int64_t left = out.v.padded_k - from;
   for (int64_t p = 0; p < out.v.panels(); ++p) {

@@ -31,7 +31,7 @@ const uint8_t* readable(const BinaryKernels& kernels, const uint8_t* packed, int
   return b;
 }
 
-// Asks for tile `i` of `tiles`' share of the block behind this one; blocks lie one after another.
+// Prefetches tile `i` of `tiles`' share of the next block; blocks lie one after another.
 void prefetch_next(const uint8_t* packed, int64_t groups, int64_t i, int64_t tiles) {
   constexpr int64_t kLine = 64;
   const int64_t lines = groups * kPanel * kBitGroupBytes / kLine;

@@ -31,13 +31,13 @@ struct BinaryKernels {
   const BinaryTileFn* tiles;  // tiles[g - 1] handles g row groups
   // bits[bytes] = x[k] >= 0, zeros beyond k. Returns whether a NaN was there.
   bool (*signs)(const float* x, int64_t k, int64_t bytes, uint8_t* bits);
-  // bits[row_group][4 * groups] -> the operand format, and up to kSlack bytes behind it.
+  // bits[row_group][4 * groups] -> the operand format, and up to kSlack bytes after it.
   void (*arrange)(const uint8_t* bits, int64_t groups, uint8_t* a);
   // Packed weights [groups][32][4] -> what tiles read; null if that is the packed form itself.
   void (*spread)(const uint8_t* packed, int64_t groups, uint8_t* b);
 };
 
-inline constexpr int kSlack = 64;         // bytes behind arranged rows and spread weights
+inline constexpr int kSlack = 64;         // bytes after arranged rows and spread weights
 inline constexpr int kFetchAhead = 4096;  // bytes, of the floats whose signs are taken
 
 const BinaryKernels& binary_kernels_ref();

@@ -1,6 +1,6 @@
 // sum_{r, l} (2 r + 1) (2 l + 1) word[r][l] mod 2^64 of rows of four 64-bit words. Every multiplier
 // is odd, so a change within one word is never missed; of changes in several, one in 2^64. The sum
-// of a part, which is told where it begins, is its share of the whole.
+// of a part, for which its first row is an argument, is its share of the whole.
 #pragma once
 
 #include <cstdint>

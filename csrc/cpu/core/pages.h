@@ -10,7 +10,7 @@
 
 namespace qfx::cpu {
 
-// Asks for 2 MB pages for the whole ones in [data, data + size), best before they are written to.
+// Requests 2 MB pages for the whole ones in [data, data + size), best before they are written to.
 inline void prefer_huge_pages([[maybe_unused]] void* data, [[maybe_unused]] int64_t size) {
 #if defined(__linux__)
   constexpr uintptr_t kPage = 2 << 20;

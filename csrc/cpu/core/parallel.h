@@ -53,7 +53,7 @@ void parallel(int64_t count, int64_t work, const F& f) {
 
 // Work on 0..count in parts, which a team shares: each member begins with an equal range of its own
 // and then helps the others, so that it waits only for parts that are under way. A team may so be
-// smaller than was asked for.
+// smaller than was requested.
 class Parts {
  public:
   Parts(int64_t members, int64_t count, int64_t part)

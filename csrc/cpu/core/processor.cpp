@@ -20,7 +20,7 @@ namespace qfx::cpu {
 #if defined(__x86_64__)
 namespace {
 
-// Linux saves the tiles of a process that has asked for it; other systems are not asked.
+// Linux saves the tiles of a process that has requested it; other systems are not queried.
 bool may_use_tiles() {
 #if defined(__linux__)
   constexpr int kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM

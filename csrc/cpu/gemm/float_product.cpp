@@ -40,7 +40,7 @@ void whole_linear(const Kernels& kernels, const FloatRowsInMemory& x, const Pack
   });
 }
 
-// Of few bits so many that the sums of a panel stay in the first cache.
+// For low-bit weights so many that the sums of a panel stay in the first cache.
 int64_t rows_at_once(const Weight& w, int64_t stride) {
   constexpr int64_t kOfFewBits = 64;
   if (w.is_lowbit()) return kOfFewBits;

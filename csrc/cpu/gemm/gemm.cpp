@@ -39,7 +39,7 @@ void run_panel(const Rows& rows, const PackedWeight& w, const RowBlock& rows_her
   }
 }
 
-// No more rows than a tile has, of weights that pass by.
+// At most the rows of one tile; the weights are streamed.
 void multiply_few(const Rows& rows, const PackedWeight& w, const RowBlock& rows_here, int64_t p,
                   const Passage& how, int32_t* sums) {
   const int8_t* b = w.panel(p);
@@ -159,8 +159,8 @@ int64_t row_stride(int64_t bytes) { return ((bytes + 63) / 64 | 1) * 64; }
 
 }  // namespace
 
-// One row may pass by the second cache, where what runs between two calls, and the keys and values
-// of attention, then stay. Weights for several rows are wanted nearby.
+// The weights for one row may bypass the second cache, so that the keys and values of attention and
+// what runs between two calls stay there. Weights for several rows are fetched into the caches.
 int64_t hint_for(const Tuning& tuning, int64_t rows) {
   return tuning.hint == kNta && rows > 1 ? int64_t{kT0} : tuning.hint;
 }

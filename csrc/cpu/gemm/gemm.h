@@ -27,7 +27,7 @@ struct Rows {
 // The fastest format that is exact for these codes and this many rows.
 const Format& format_for(const Kernels& kernels, Operands operands, int64_t rows);
 
-// What a thread calls behind its last tile.
+// What a thread calls after its last tile.
 inline void release(const Format& format) {
   if (format.release != nullptr) format.release();
 }
@@ -75,7 +75,7 @@ struct Passage {
   int64_t depth;  // of an arranged row
   int64_t block;  // of K at a time
   int64_t height;
-  bool streams;                  // the weights pass by once; see Tuning::stream_rows
+  bool streams;                  // the weights are streamed; see Tuning::stream_rows
   int64_t fetching;              // the row of the block whose tile prefetches
   const TileFn* fetching_tiles;  // of 1, 2, ... rows
 };
@@ -85,8 +85,8 @@ int64_t hint_for(const Tuning& tuning, int64_t rows);
 
 Passage passage_of(const Rows& rows, const PackedWeight& w, int64_t count);
 
-// Of few rows some panels are multiplied before their sums are finished: no weights are asked for
-// meanwhile. So many, whose sums take 8 KB at most and stay in the first cache.
+// With few rows, the number of panels that are multiplied before their sums are finished, because
+// no weights are fetched meanwhile. The sums take 8 KB at most and stay in the first cache.
 inline int64_t panels_at_once(int64_t rows) { return std::clamp<int64_t>(64 / rows, 1, 16); }
 
 // What is to be done with a block of rows and panel p, by several threads at once.
@@ -94,16 +94,16 @@ class PanelWork {
  public:
   virtual ~PanelWork() = default;
   virtual void run(const RowBlock& block, int64_t p) const = 0;
-  // The same for panels p, p + 1, ... that lie one behind the other.
+  // The same for panels p, p + 1, ... that lie one after the other.
   virtual void run_all(const RowBlock& block, int64_t p, int64_t end) const {
     for (; p < end; ++p) run(block, p);
   }
-  // The same for two panels, whose weights may pass by side by side.
+  // The same for two panels, whose weights may be streamed side by side.
   virtual void run_pair(const RowBlock& block, int64_t p, int64_t q) const {
     run(block, p);
     run(block, q);
   }
-  // Behind the last panel of a block, on the thread that ran it: for what it left undone.
+  // After the last panel of a block, on the thread that ran it: finishes what is left.
   virtual void finish() const {}
 };
 
@@ -123,7 +123,7 @@ class TileSink {
   virtual ~TileSink() = default;
   // Column parameters of panel p, read once before its tiles.
   virtual void load_panel(int64_t p, Panel* panel) const = 0;
-  // Asks the memory for those of panels p, p + 1, ... ahead of time.
+  // Prefetches those of panels p, p + 1, ...
   virtual void fetch_panels(int64_t, int64_t) const {}
   // Raw sums [rows][32] of rows m.. and panel p; see cpu/kernels/tables/tiles.h for the row
   // constants.

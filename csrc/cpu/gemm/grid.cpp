@@ -29,7 +29,7 @@ Grid::Grid(const Extent& extent, int64_t height, int64_t shares)
       blocks_(rows_ / height),
       units_(extent.products * blocks_ * panels_),
       rests_(rows_ % height == 0 ? 0 : extent.products * panels_) {
-  // A panel that passes by once more costs about as much as half a tile.
+  // Streaming a panel once more costs about as much as half a tile.
   const int64_t passing = ceil_div(extent.tallest, 2);
   of_unit_ = height + passing;
   of_rest_ = rows_ % height + passing;

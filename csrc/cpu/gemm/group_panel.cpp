@@ -150,7 +150,7 @@ void GroupedPanel::add_raw(TileFn tile, int64_t m, int count, int64_t begin, int
 void finish_sums(const Kernels& kernels, const FinishedPanel& of, const FloatOutput& to,
                  const float* sums) {
   static constexpr float kScaled = 1;  // by their groups
-  // Not made anew for each panel: the kernel would wait for what was just stored in small parts.
+  // Not made again for each panel: the kernel would wait for what was just stored in small parts.
   static constexpr FloatPanel kPlain = plain_panel();
   const int64_t n = of.w.n;
   const int columns = columns_of(of.w, of.p), rows = static_cast<int>(of.rows);

@@ -56,7 +56,7 @@ struct GroupedCodes final : GroupedRows {
 };
 
 // x [count, K], quantized group by group, or row by row where `by_group` is false, or with the one
-// code that all rows have. `sizes`, if given, becomes the root mean square of the scales of each
+// code that all rows have. `sizes`, if not null, becomes the root mean square of the scales of each
 // row's elements.
 struct GroupedFloats final : GroupedRows {
   const Kernels& kernels;

@@ -1,5 +1,5 @@
-// Linears by a packed weight of any kind, as operators and programs run them. This is where kinds
-// are told apart.
+// Linears by a packed weight of any kind, as operators and programs run them. Only this file
+// distinguishes the kinds.
 #pragma once
 
 #include <span>
@@ -22,8 +22,8 @@ struct QuantizedFloats {
   int64_t group = 0;
 };
 
-// to.data[m][n] for each of the weights, which have one K. `sizes`, if given, becomes the root mean
-// square of the scales of each row's elements. `how`: or null for what is set.
+// to.data[m][n] for each of the weights, which have one K. `sizes`, if not null, becomes the root
+// mean square of the scales of each row's elements. `how`: or null for what is set.
 void linears_of_floats(const Kernels& kernels, const QuantizedFloats& from,
                        std::span<const Linear> all, const Streaming* how = nullptr,
                        double* sizes = nullptr);

@@ -73,10 +73,10 @@ struct LowbitUnpacked {
 };
 void unpack_lowbit(const Kernels& kernels, const LowbitWeight& w, const LowbitUnpacked& to);
 
-// What is wrong with the fields of a header that are for few bits alone, or an empty string.
+// What is wrong with the fields of a header that only low-bit weights have, or an empty string.
 std::string fault_of_lowbit(const PackedHeader& header);
 
-// The packed weight behind `header`, whose fields and size are right.
+// The packed weight after `header`, whose fields and size are right.
 LowbitWeight lowbit_weight_of(const PackedHeader& header, const int8_t* data);
 LowbitKind lowbit_kind_of(const PackedHeader& header);
 

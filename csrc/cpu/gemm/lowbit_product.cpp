@@ -67,7 +67,7 @@ struct Minimums {
 };
 
 // What is chosen for one row of int8, but into the second cache where that is the first: to fetch a
-// line costs these tiles more, as they ask for half as many in the same time.
+// line costs these tiles more, as they fetch half as many in the same time.
 Tuning streaming(Tuning tuning) {
   if (tuning.hint == kT0) tuning.hint = kT1;
   return tuning;
@@ -98,7 +98,7 @@ class LowbitProduct final : public PanelWork {
       multiply(block, p, whole - p, w_.zero(p, 0), reinterpret_cast<float*>(to_.data) + at);
       p = whole;
     }
-    // Each panel is given the same zeros where it has minimums.
+    // Each panel has the same zeros where it has minimums.
     const int64_t most = w_.kind.shift == Shift::kMinimums ? 1 : panels_at_once(block.rows());
     const int64_t size = block.rows() * kPanel;
     for (int64_t next; p < end; p = next) {

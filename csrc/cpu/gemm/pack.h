@@ -85,7 +85,7 @@ void unpack(const PackedWeight& w, int8_t* codes);
 // Scales and zero points [N, S]; 0 where there are none of these.
 void unpack_values(const PackedWeight& w, float* scale, int32_t* zero);
 
-// The packed weight behind `header`, whose fields and size are right.
+// The packed weight after `header`, whose fields and size are right.
 PackedWeight packed_weight_of(const PackedHeader& header, const int8_t* data);
 PackedKind packed_kind_of(const PackedHeader& header);
 

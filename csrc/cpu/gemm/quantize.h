@@ -28,7 +28,7 @@ struct FloatMatrix {
 };
 
 // Row m in float32: x itself, or memory of the calling thread that the next call overwrites. Where
-// `range` is given it becomes that of the row.
+// `range` is not null it becomes that of the row.
 const float* row_as_floats(const Kernels& kernels, const FloatMatrix& x, int64_t m,
                            Range* range = nullptr);
 

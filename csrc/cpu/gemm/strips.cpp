@@ -6,19 +6,19 @@ namespace qfx::cpu {
 namespace {
 
 // What a thread's last call left undone, and the columns that it and the next one need.
-struct Behind {
+struct Unfinished {
   Pending last;
   Panel panels[2][2];
   int turn = 0;
 };
 
-Behind& behind() {
-  thread_local Behind state;
+Unfinished& unfinished() {
+  thread_local Unfinished state;
   return state;
 }
 
-// How many lines of the next panel's part to ask for with every 64 k: where the weight stays in the
-// second cache none, else so many that a block of strips spreads them evenly.
+// How many lines of the next panel's part to prefetch with every 64 k: where the weight stays in
+// the second cache none, else so many that a block of strips spreads them evenly.
 int64_t fetches_for(const StripProduct& of, const Passage& how, int64_t count) {
   constexpr int64_t kLine = 64;
   const int64_t steps = how.block / kKMultiple - 1, strips = (count + how.height - 1) / how.height;
@@ -38,7 +38,7 @@ const Strips* strips_for(const Rows& rows, const PackedWeight& w, const TileSink
 }
 
 void run_strips(const StripProduct& of, const RowBlock& block, int64_t p, int32_t* sums) {
-  Behind& left = behind();
+  Unfinished& left = unfinished();
   Panel& panel = left.panels[left.turn ^= 1][0];
   of.sink.load_panel(p, &panel);
   const Passage how = passage_of(of.rows, of.w, block.rows());
@@ -68,7 +68,7 @@ void run_strips(const StripProduct& of, const RowBlock& block, int64_t p, int32_
 
 void run_strip_pair(const StripProduct& of, const RowBlock& block, int64_t p, int64_t q,
                     int32_t* sums) {
-  Behind& left = behind();
+  Unfinished& left = unfinished();
   Panel* panels = left.panels[left.turn ^= 1];
   of.sink.load_panel(p, &panels[0]);
   of.sink.load_panel(q, &panels[1]);
@@ -85,7 +85,7 @@ void run_strip_pair(const StripProduct& of, const RowBlock& block, int64_t p, in
 }
 
 void finish_strips(const Strips& strips) {
-  Pending& last = behind().last;
+  Pending& last = unfinished().last;
   if (last.sums != nullptr) strips.finish(last);
   last = {};
 }

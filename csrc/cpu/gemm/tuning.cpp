@@ -15,7 +15,7 @@ namespace {
 constexpr int kFields = std::size(kTuningFields);
 constexpr int kMostFormats = 64;  // all instruction sets have a dozen
 
-// Cells are taken from the first on and never given back; the format is written last.
+// Cells are taken from the first on and never released; the format is written last.
 struct Cell {
   std::atomic<const Format*> format;
   std::atomic<int64_t> values[kFields];

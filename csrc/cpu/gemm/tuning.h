@@ -37,7 +37,7 @@ std::string fault_of(const Tuning& tuning);
 // Where nothing was measured: of the format, and of the family of this processor.
 Tuning default_tuning(const Format& format);
 
-// How the weights of few rows pass by, in place of what is set for their format.
+// How weights are streamed for few rows, in place of what is set for their format.
 struct Streaming {
   int64_t hint, ahead, streams;
 };

@@ -55,7 +55,7 @@ struct Outputs {
 };
 
 // The tallest strip, all of K in two parts; then all of it at once, which must not change what the
-// first left behind.
+// first left.
 bool strip_is_right(const Format& format, StripFn strip, int output, const Problem& problem) {
   const Arranged x(format, kMaxTileRows, 0, problem);
   Outputs parts(output, kMaxTileRows, format, x, problem), whole = parts;

@@ -94,7 +94,7 @@ void check_zero_point(const char* op, const Tensor& zero_point, int64_t rows) {
 }
 
 Tensor empty_on_cpu(const std::vector<int64_t>& shape, ScalarType dtype) {
-  // The C library maps what is larger anew at each call: in small pages that costs more than to
+  // The C library maps larger memory again at each call: in small pages that costs more than to
   // write it, for logits as much as their product.
   constexpr int64_t kAlwaysMapped = 32 << 20;
   Tensor made = allocated(

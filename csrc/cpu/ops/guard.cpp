@@ -77,7 +77,7 @@ std::vector<int64_t> rows_above(double guard, const Bound& bound, const FloatMat
   return rows;
 }
 
-// aten::<name>, its overload behind a dot, of these arguments, one tensor out.
+// aten::<name>, its overload after a dot, of these arguments, one tensor out.
 template <typename... Arguments>
 Tensor aten(const std::string& name, const Arguments&... arguments) {
   std::array<StableIValue, sizeof...(arguments)> stack = {from(arguments)...};
@@ -128,7 +128,7 @@ void run_in_float(const char* op, const std::vector<int64_t>& rows, const Tensor
     std::memcpy(out + rows[i] * out_bytes, found + i * out_bytes, out_bytes);
 }
 
-// What a guarded linear is given besides.
+// The further arguments of a guarded linear.
 struct Guarding {
   Tensor w, error;
   double guard;

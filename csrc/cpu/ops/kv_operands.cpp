@@ -3,7 +3,7 @@
 namespace qfx::cpu {
 namespace {
 
-// Whether what lies behind the axes up to `first` has no gaps.
+// Whether the axes after `first` have no gaps.
 bool dense_from(const Tensor& t, int64_t first) {
   if (t.numel() == 0) return true;
   int64_t expected = 1;

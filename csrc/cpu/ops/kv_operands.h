@@ -9,7 +9,7 @@
 
 namespace qfx::cpu {
 
-// The keys or the values of a cache, as operators are given them.
+// The keys or the values of a cache, as operators receive them.
 struct GivenPart {
   const char* op;
   CacheKind kind;
@@ -26,7 +26,7 @@ struct GivenPart {
 // Raises where codes and scales are not those of one cache.
 CachePart part_of(const GivenPart& given);
 
-// A block table that an operator is given, checked and copied; it must outlive what get() returns.
+// A block table, an operator's argument, checked and copied; it must outlive what get() returns.
 class CheckedTable {
  public:
   CheckedTable(const char* op, const std::optional<Tensor>& table, const CachePart& part);

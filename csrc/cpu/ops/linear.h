@@ -22,7 +22,7 @@ struct DynamicLinear {
 struct LinearOfFloats {
   Tensor y, x;  // x contiguous
   // The root mean square of the scales of each row's elements, in memory of the calling thread
-  // until the next call; null where none were asked for or y has no elements.
+  // until the next call; null where none were requested or y has no elements.
   const double* sizes;
 };
 

@@ -1,4 +1,4 @@
-// Scales and zero points of rows, or of their groups of K, as operators are given them.
+// Scales and zero points of rows, or of their groups of K, as operators receive them.
 #pragma once
 
 #include "cpu/gemm/group_rows.h"

@@ -11,7 +11,7 @@
 
 namespace qfx::cpu {
 
-// The weight of a linear, and for how many rows it passes by.
+// The weight of a linear, and for how many rows it is streamed.
 struct Streamed {
   const void* data;
   int64_t bytes, rows;
@@ -23,7 +23,7 @@ class Instruction {
   virtual void run(const Kernels& kernels, char* const* slots) const = 0;
   // Multiply-accumulates, or elements that are read or written once: no less than one run takes.
   virtual double work() const = 0;
-  // Its weights, behind those found before.
+  // Appends its weights.
   virtual void streamed(char* const*, std::vector<Streamed>*) const {}
 };
 
@@ -49,7 +49,7 @@ Made binary_of(Words& words);
 Made mean_of(Words& words);
 Made embedding_of(Words& words);
 // slots: what is known of constants when the program is made; null where that is known later. how:
-// where a program keeps how its weights pass by, if that was set.
+// where a program keeps how its weights are streamed, if that was set.
 Made linear_of(Words& words, char* const* slots, const std::optional<Streaming>& how);
 Made kv_write_of(Words& words);
 Made kv_attention_of(Words& words);

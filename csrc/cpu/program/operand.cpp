@@ -16,7 +16,7 @@ int64_t bounded_product(int64_t a, int64_t b) {
   return a * b;
 }
 
-// One behind the last element, 0 of none. Where there is none, products of the other sizes and of
+// One after the last element, 0 of none. Where there is none, products of the other sizes and of
 // strides are bounded too.
 int64_t extent(const Operand& o) {
   int64_t last = 0, count = 1;

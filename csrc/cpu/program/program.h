@@ -17,7 +17,7 @@ namespace qfx::cpu {
 
 class Program {
  public:
-  // words: for each instruction their number behind this one, its Operation, and what that says.
+  // words: for each instruction the number of words that follow, its Operation, and its operands.
   // bytes, addresses: of each slot; an address is 0 where it is given at each run.
   Program(std::span<const int64_t> words, std::vector<int64_t> bytes,
           std::vector<int64_t> addresses);
@@ -33,8 +33,7 @@ class Program {
   // Some of these addresses, by their places among them; the others are those of the run before.
   void run(std::span<const int64_t> places, std::span<const int64_t> given, Poll poll = nullptr);
 
-  // How weights pass by if there are few rows; nothing: as is set for their formats. Not during a
-  // run.
+  // How weights are streamed for few rows; nothing: as is set for their formats. Not during a run.
   void stream(const std::optional<Streaming>& how);
 
   std::vector<Streamed> streamed() const;                        // of each linear

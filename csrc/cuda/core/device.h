@@ -30,7 +30,7 @@ class OnDevice {
   // Makes memory of the GPU zero, in the order of the stream.
   void clear(void* memory, size_t bytes) const;
 
-  const Gpu& gpu() const;  // asked once for each
+  const Gpu& gpu() const;  // read once for each
   int multiprocessors() const { return gpu().multiprocessors; }
 
  private:

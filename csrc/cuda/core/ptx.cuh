@@ -52,7 +52,7 @@ void launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_
                   "a CUDA kernel was not launched: ", cudaGetErrorString(error));
 }
 
-// The shared memory that the launch asked for, 1024-byte aligned, as swizzled tiles want it.
+// The shared memory that the launch requested, 1024-byte aligned, as swizzled tiles want it.
 template <typename T>
 __device__ __forceinline__ T* dynamic_shared() {
   extern __shared__ __align__(1024) unsigned char memory[];
@@ -92,7 +92,7 @@ __device__ __forceinline__ unsigned shared_address(const void* p) {
   return static_cast<unsigned>(__cvta_generic_to_shared(p));
 }
 
-// Copies the first `bytes` of 16 into shared memory and zeros behind them, asynchronously. sm_80.
+// Copies the first `bytes` of 16 into shared memory and zeros after them, asynchronously. sm_80.
 __device__ __forceinline__ void copy_async(void* shared, const void* global, int bytes = 16) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(shared)),
                "l"(global), "r"(bytes)

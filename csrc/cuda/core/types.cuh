@@ -15,7 +15,7 @@ using Half = c10::Half;
 
 constexpr int kPiece = 8;  // consecutive elements that a thread loads and stores together
 
-// v = from[0..count), zeros behind. `aligned`: 16 bytes at a time, of a whole piece. kOnce: nobody
+// v = from[0..count), then zeros. `aligned`: 16 bytes at a time, of a whole piece. kOnce: nobody
 // else reads them.
 template <bool kOnce = true, typename T>
 __device__ __forceinline__ void load_piece(const T* from, int count, bool aligned,

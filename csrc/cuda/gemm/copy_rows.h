@@ -1,5 +1,5 @@
 // Matrices moved into rows. Those of codes are as tensor cores can read them: k contiguous, a pitch
-// that is a multiple of 16, zeros behind K.
+// that is a multiple of 16, zeros after K.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 
 namespace qfx::cuda {
 
-// Matrices of codes, each of which begins `batch_step` behind the last, each line of it `step`.
+// Matrices of codes, each of which begins `batch_step` after the last, each line of it `step`.
 struct CodeLines {
   const int8_t* data;
   int64_t batch_step, step;

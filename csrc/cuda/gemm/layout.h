@@ -4,7 +4,7 @@
 //     colsum int32 [N4], W int8 [N][Kp]
 // N4 is N rounded up to 4, Kp is K rounded up to 16; the padding is zero. Where the products of
 // each `group` consecutive k, a multiple of 64, are summed by themselves, it goes on with the sums
-// of each of the G = ceil(K / group) groups, and with zeros whose number tells `group`, which G
+// of each of the G = ceil(K / group) groups, and with zeros whose number gives `group`, which G
 // leaves open:
 //     group_sums int32 [N][G], zeros int8 [group / 64]
 // Zeros up to a multiple of 16 bytes follow, then what the codes stand for, S = G where groups have

@@ -106,7 +106,7 @@ __device__ __forceinline__ void multiply_step(const uint8_t* a, const uint8_t* b
   }
 }
 
-// Adds steps first, first + 1, ..., end - 1 to sums; after(step) runs behind each. Ends with a
+// Adds steps first, first + 1, ..., end - 1 to sums; after(step) runs after each. Ends with a
 // barrier: shared memory is free again.
 template <class T, class Multiply, class After>
 __device__ __forceinline__ void multiply_tile(uint8_t* shared, const TileRows& a, const TileRows& b,

@@ -20,7 +20,7 @@ struct alignas(sizeof(Word<T>)) Quad {
   T v[kQuad] = {};
 };
 
-// from[0..count), zeros behind; `whole`: all of them, at an aligned address.
+// from[0..count), then zeros; `whole`: all of them, at an aligned address.
 template <typename T>
 __device__ __forceinline__ Quad<T> load_quad(const T* from, int count, bool whole) {
   Quad<T> quad;

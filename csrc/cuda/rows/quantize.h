@@ -1,5 +1,5 @@
 // Rows of floats, transformed (R1) -> int8 codes with a scale and a zero point, on a GPU: (Q1) to
-// (Q7). All memory is the GPU's; what is asked for is put into the stream.
+// (Q7). All memory is the GPU's; the work is put into the stream.
 #pragma once
 
 #include <cstdint>

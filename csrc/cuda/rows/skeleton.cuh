@@ -1,6 +1,6 @@
 // Kernels over rows of floats. A team of threads has one row: a warp for short rows, a block for
 // longer ones, which hold it in registers, so that it is read once; the longest are read again each
-// time they are asked for. What is done with a row is a value, `use`, called with the row:
+// time they are used. What is done with a row is a value, `use`, called with the row:
 //     row.m                     its number
 //     row.extremes()            of its elements, transformed (R1), in all threads of the team
 //     row.each(f)               f(k, count, v): elements k..k + count - 1 that this thread has
@@ -135,7 +135,7 @@ struct RegisterRow : RowOf<T, kBack, kTeam> {
   }
 };
 
-// A row of any length, read whenever it is asked for.
+// A row of any length, read each time it is used.
 template <typename T, bool kBack, int kTeam>
 struct LongRow : RowOf<T, kBack, kTeam> {
   using Base = RowOf<T, kBack, kTeam>;

@@ -1,5 +1,5 @@
 // The Hopper GEMM: acc[l, i, j] = sum_k left[l, i, k] right[l, j, k], exact, and its epilogue (E1).
-// Persistent blocks; one warpgroup loads (TMA), the others multiply (wgmma). docs/cuda.md tells
+// Persistent blocks; one warpgroup loads (TMA), the others multiply (wgmma). docs/cuda.md says
 // how.
 #pragma once
 
@@ -17,7 +17,7 @@ __device__ __forceinline__ uint64_t tile_descriptor(const void* tile) {
          (kSwizzle128 << 62);
 }
 
-// One warp's part of its tile; every warp tells the producer when it has read a stage.
+// One warp's part of its tile; every warp signals the producer when it has read a stage.
 template <class C>
 __device__ __forceinline__ void multiply(const Ring<C>& ring, Cursor<C>& at, int steps,
                                          int warpgroup, int32_t (&d)[C::kBlocks][C::kRight / 2]) {

@@ -10,7 +10,7 @@
 namespace qfx::cuda::sm90 {
 namespace {
 
-// Counters of what the warps of a choice's tiles have added, behind the sums.
+// Counters of what the warps of a choice's tiles have added, after the sums.
 int64_t counters(const Candidate& c, const Sizes& s) {
   return tile_count(c.config, s) * c.config.warpgroups * 4;
 }

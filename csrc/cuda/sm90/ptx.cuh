@@ -96,7 +96,7 @@ __device__ __forceinline__ int block_in_cluster() {
 }
 
 // All threads of the cluster meet; what they have written before, and barriers that
-// show_barriers() has shown, are visible to all behind.
+// show_barriers() has shown, are visible to all afterwards.
 __device__ __forceinline__ void sync_cluster() {
   asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
 }

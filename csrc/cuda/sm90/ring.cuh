@@ -1,5 +1,5 @@
 // The ring of stages in shared memory through which tiles come: who waits for whom, what is loaded
-// for which item of work, and what the blocks of a cluster load for each other. docs/cuda.md tells
+// for which item of work, and what the blocks of a cluster load for each other. docs/cuda.md says
 // how.
 #pragma once
 
@@ -122,7 +122,7 @@ __device__ __forceinline__ void produce(const Ring<C>& ring, const CUtensorMap* 
   }
 }
 
-// Tells every block that loads into a stage that this warp has read it.
+// Signals every block that loads into a stage that this warp has read it.
 template <class C>
 __device__ __forceinline__ void release(Barrier* empty) {
   const int lane = threadIdx.x % 32;

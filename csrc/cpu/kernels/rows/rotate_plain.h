@@ -21,8 +21,8 @@ template <int kBlock, bool kBack>
 inline void rotate_block(const float* x, const float* factor, float* out) {
   float v[kBlock];
   for (int i = 0; i < kBlock; ++i) v[i] = !kBack && factor != nullptr ? x[i] * factor[i] : x[i];
-  // GCC 12 makes of products and a row of sums and differences behind them fused ones, which it was
-  // told not to; so the products are in memory first.
+  // GCC 12 fuses products with the sums and differences after them although contraction is off, so
+  // the products are written to memory first.
   asm("" : "+m"(v));
   for (int h = 1, back = kBlock / 2; h < kBlock; h *= 2, back /= 2) {
     stage<kBlock, kBack>(kBack ? back : h, v);

@@ -63,7 +63,7 @@ inline void stage(Vector* v) {
   }
 }
 
-// Stage h and those behind it.
+// Stage h and those after it.
 template <int kBlock, bool kBack, int h>
 inline void stages_from(Vector* v) {
   stage<kBlock / kLanes, h, kBack>(v);

@@ -48,7 +48,7 @@ inline float top_of_row(const SoftmaxArgs* args) {
   return by_halves<larger>(top);
 }
 
-// Scores -> weights times the values' scales, in place; behind the last panel with a key that
+// Scores -> weights times the values' scales, in place; after the last panel with a key that
 // counts, zeros. A row that sees nothing has the sum 0, one with a fault NaN.         (A4) (A5)
 inline SoftmaxSums softmax_row(const SoftmaxArgs* args) {
   const float greatest_score = top_of_row(args);

@@ -2,7 +2,7 @@
 //     sums[n] = s[0][n] + s[1][n],  from 0 for g = 0, 1, ...
 //     s[i][n] = fma(x[4 g + 2 i + 1], w[g][n][2 i + 1], fma(x[4 g + 2 i], w[g][n][2 i], s[i][n]))
 // The same operations in the same order on every instruction set. x is zero padded to whole groups.
-// What lies `ahead` bytes on is asked for; it need not be there.
+// `ahead` is the prefetch distance in bytes; the memory there need not exist.
 #pragma once
 
 #include "cpu/kernels/tables/tiles.h"

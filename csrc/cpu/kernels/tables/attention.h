@@ -31,7 +31,7 @@ struct PanelCodesArgs {
   float* scale;  // [rows], NaN or infinity where the row holds one: its codes are 0
 };
 
-// Rows of floats y, padded to whole panels, that become rows of outputs, one behind the other.
+// Rows of floats y, padded to whole panels, that become rows of outputs, one after the other.
 struct FinishArgs {
   float* y;  // overwritten
   int64_t stride, rows, columns;

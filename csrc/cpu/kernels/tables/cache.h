@@ -17,7 +17,7 @@ namespace qfx::cpu {
 
 inline constexpr int kTokens = 16;  // of a block
 
-// The blocks that some row sees. Scores of them stand one behind the other.
+// The blocks that some row sees. Scores of them stand one after the other.
 struct SeenBlocks {
   const int32_t* at;      // which blocks of the sequence they are
   const int64_t* stored;  // where they lie, in blocks from the first of the head

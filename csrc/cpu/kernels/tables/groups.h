@@ -33,8 +33,8 @@ struct GroupTerms {
   float* sums;  // [rows][32]
 };
 
-// Rows of a tile and `groups` groups of `depth` codes each. Asks for as many bytes from `ahead` on
-// as it reads from b; they need not be there.
+// Rows of a tile and `groups` groups of `depth` codes each. Prefetches as many bytes from `ahead`
+// on as it reads from b; they need not exist.
 struct GroupTile {
   int rows;
   const uint8_t* a;

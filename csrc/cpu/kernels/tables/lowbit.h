@@ -41,7 +41,7 @@ struct LowbitTile {
   const uint8_t* zero;                // or null: 2^(bits - 1)
   int64_t panels, next;               // how many, and bytes from one to the next
   Dtype scales;
-  int64_t ahead;  // bytes, of what is asked for; it need not be there
+  int64_t ahead;  // prefetch distance in bytes; the memory need not exist
   const int32_t* row_sum;
   const float* row_scale;
   int64_t row_step;

@@ -21,12 +21,12 @@ inline constexpr int kMaxTileRows = 32;
 inline constexpr int kMaxBytesPerCode = 2;
 
 // tile[r][n] (+)= sum_k a[r][k] b[k][n] over `groups` groups of 4 k, n < 32. A prefetching tile
-// asks for as many bytes from `ahead` on as it reads from b; they need not be there.
+// fetches as many bytes from `ahead` on as it reads from b; they need not exist.
 using TileFn = void (*)(const uint8_t* a, int64_t lda, const int8_t* b, int64_t groups,
                         const int8_t* ahead, int32_t* tile, bool accumulate);
 
 // The same for two panels, `apart` bytes from one another, and whole products: out[2][rows][32].
-// Asks for what lies `ahead` bytes from what it reads of each; it need not be there.
+// Prefetches what lies `ahead` bytes from what it reads of each; it need not exist.
 using PairFn = void (*)(const uint8_t* a, int64_t lda, const int8_t* b, int64_t apart,
                         int64_t groups, int64_t ahead, int32_t* out);
 
@@ -38,14 +38,14 @@ struct Pending {
 };
 
 // Multiplies `rows` rows as a TileFn does, but leaves the sums in registers; `sums`: what to add
-// to, or null. Meanwhile it stores those of the tile before and finishes them. Asks for `fetches`
-// lines of 64 bytes from `ahead` on with every 64 k; they need not be there.
+// to, or null. Meanwhile it stores those of the tile before and finishes them. Prefetches
+// `fetches` lines of 64 bytes from `ahead` on with every 64 k; they need not exist.
 using StripFn = void (*)(int rows, const uint8_t* a, int64_t lda, const int8_t* b, int64_t groups,
                          const int8_t* ahead, int64_t fetches, const int32_t* sums,
                          const Pending& before);
 
 // The same for two panels, `apart` bytes from one another, and whole products of few rows; its sums
-// are [2][rows][32]. Asks for what lies `ahead` bytes from what it reads of each, with that hint.
+// are [2][rows][32]. Prefetches what lies `ahead` bytes from what it reads of each, with that hint.
 using StripPairFn = void (*)(int rows, const uint8_t* a, int64_t lda, const int8_t* b,
                              int64_t apart, int64_t groups, int64_t ahead, int hint,
                              const Pending& before);
@@ -62,7 +62,7 @@ struct Strips {
 };
 
 // Tiles of 1 to `rows` rows that fetch with each hint: a prefetch has it as an immediate operand,
-// so these are for the few rows whose weights pass by once. None where rows is 0.
+// so these are for the few rows whose weights are streamed. None where rows is 0.
 template <typename Fn>
 struct ByHint {
   int rows = 0;
@@ -84,7 +84,7 @@ struct Format {
   const TileFn* tiles;  // tiles[r - 1] handles r rows
   const TileFn* prefetching_tiles;
   int32_t (*arrange)(const int8_t* q, int64_t k, int64_t padded_k, uint8_t* a);
-  // What a thread calls behind its last tile, to give back what tiles set up. Null if nothing.
+  // What a thread calls after its last tile, to release what tiles set up. Null if nothing.
   void (*release)() = nullptr;
   // Multiply-accumulates of `rounds` rounds of the multiply instructions alone, from registers: the
   // ceiling that benchmarks quote. Null where there is none to speak of.

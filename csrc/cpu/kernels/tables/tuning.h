@@ -17,12 +17,12 @@ inline constexpr int kHints = 3;
 // before and others after they are changed; gemm/tuning.h has their names and bounds.
 struct Tuning {
   // K is cut into equal blocks of at most this. The weights of a block, 32 times as many bytes,
-  // stay in the first cache while the rows of a block pass by.
+  // stay in the first cache while the rows of a block are read.
   int64_t block_depth = 512;
   // Rows are cut into equal blocks of at most this, rounded up to whole tiles. Their codes stay in
-  // the second cache while the panels pass by.
+  // the second cache while the panels are streamed.
   int64_t block_rows = 240;
-  // Up to so many rows the weights pass by once: K is not cut, and what lies `ahead` bytes on is
+  // Up to so many rows the weights are streamed: K is not cut, and what lies `ahead` bytes on is
   // fetched with `hint`, from so many panels side by side as there are streams. Beyond, a tile of
   // each block fetches the next block.
   int64_t stream_rows = 2;

@@ -4,7 +4,7 @@
 //
 // The shapes of the tile registers are state of the thread. Loading them takes as long as several
 // products, so tiles do it only where the height differs from the last one's; they are released
-// behind a thread's last tile (Format::release), since other users of the thread (oneDNN, say) set
+// after a thread's last tile (Format::release), since other users of the thread (oneDNN, say) set
 // their own, and while tiles are in use every switch of threads saves 8 KB of them.
 #include <immintrin.h>
 

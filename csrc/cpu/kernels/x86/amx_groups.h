@@ -1,5 +1,5 @@
 // Tiles of AMX whose sums become floats group by group (E3). Sums have to leave the tile registers
-// behind each group; those of a few are added up together.
+// after each group; those of a few are added up together.
 #pragma once
 
 #include "cpu/kernels/x86/amx_registers.h"

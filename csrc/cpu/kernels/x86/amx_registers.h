@@ -60,7 +60,7 @@ void release() {
   configured = 0;
 }
 
-// One operand stays in the first cache from tile to tile, the other passes by and is left in the
+// One operand stays in the first cache from tile to tile, the other is streamed and is left in the
 // second one: else neither of them stays.
 enum class Passing { kRows, kWeights };
 
@@ -111,7 +111,7 @@ inline __attribute__((always_inline)) void store_sums(int32_t* out) {
   if constexpr (kTall) _tile_stored(3, out + kLower + kHalf, kSumStride);
 }
 
-// Asks for the 64 k of a panel at `ahead`.
+// Prefetches the 64 k of a panel at `ahead`.
 template <int kHint>
 inline void fetch_step(const int8_t* ahead) {
   if constexpr (kHint == kNothing) return;

@@ -12,8 +12,9 @@
 namespace qfx::cpu {
 namespace {
 
-// Register i begins anew: what the tile before left there is stored inside this one's first step,
-// as a store waits for the last product of its own register only, and behind the last step for all.
+// Register i begins a new tile: what the tile before left there is stored inside this one's first
+// step, as a store waits for the last product of its own register only, and after the last step for
+// all.
 #define QFX_BEGIN(i, place)                                                       \
   if (before.sums != nullptr) _tile_stored(i, before.sums + (place), kSumStride); \
   if (sums != nullptr) {                                                          \

@@ -1,4 +1,4 @@
-// 16 floats as one value, with the operations that rows/activation.h asks for.
+// 16 floats as one value, with the operations that rows/activation.h requires.
 #pragma once
 
 #include <immintrin.h>

@@ -35,7 +35,7 @@ QFX_INLINE __m512i float16_of(Floats16 left, Floats16 right) {
                             _mm512_cvtps_ph(right.v, kNearest), 1);
 }
 
-// The columns that there are; whole lines of 64 bytes may pass by the caches.
+// The columns that there are; whole lines of 64 bytes may bypass the caches.
 template <Dtype D>
 QFX_INLINE void store_line(const Floats16 (&y)[2], __mmask32 columns, bool past_caches, char* out) {
   if constexpr (D == Dtype::kFloat32) {
