@@ -75,7 +75,7 @@ class ProgramFile:
 def program_file(
     description: Any, tensors: Mapping[str, Tensor], max_memory: int | None
 ) -> ProgramFile:
-    """Checks the description `description`, parsed from JSON, and returns it.
+    """Checks a description of programs, parsed from JSON, and returns it.
 
     `tensors`: those of the file. `max_memory`: the largest number of bytes in total, by default the
     memory of the machine. Raises UserError, with the numbers.
@@ -83,8 +83,8 @@ def program_file(
     if not isinstance(description, dict) or description.get("format") != FORMAT:
         form = description.get("format") if isinstance(description, dict) else description
         raise UserError(
-            f"the programs have format {printable(repr(form))}, this qfx reads {FORMAT}: save them "
-            "again"
+            f"the programs have format {printable(repr(form))}, and this qfx reads format {FORMAT}"
+            ": save them again with this qfx"
         )
     file = ProgramFile(
         layout=_layout(description),
@@ -94,16 +94,25 @@ def program_file(
         programs={_rows(rows): each for rows, each in description["programs"].items()},
     )
     if len(file.shapes) != len(file.layout.layers):
-        raise UserError(f"there are {len(file.shapes)} shapes of {len(file.layout.layers)} layers")
+        raise UserError(
+            f"the file describes {len(file.shapes)} shapes of caches and {len(file.layout.layers)} "
+            "layers, expected one shape for each layer"
+        )
     if 1 not in file.programs:
-        raise UserError("there is no program of one token")
+        raise UserError("the file has no program of one token, which every decoder needs")
     for rows, described in file.programs.items():
         if described["inputs"] != file.inputs(rows):
-            raise UserError(f"the program of {rows} tokens has inputs of another cache or batch")
+            raise UserError(
+                f"the program of {rows} tokens has inputs that do not fit the cache and the batch "
+                f"size {file.batch} of the file"
+            )
         ((_, dtype, sizes, _, _),) = described["results"]
         rows_of_logits = 1 if rows > MOST_ROWS else rows
         if dtype != "float32" or sizes[:2] != [file.batch, rows_of_logits] or len(sizes) != 3:
-            raise UserError(f"the program of {rows} tokens gives no logits of {rows_of_logits}")
+            raise UserError(
+                f"the program of {rows} tokens returns {dtype} {sizes}, expected float32 logits "
+                f"[{file.batch}, {rows_of_logits}, vocabulary]"
+            )
     _check_memory(file, tensors, max_memory)
     return file
 
@@ -116,13 +125,17 @@ def check_steps(
     weights, cache = _bytes(tensors), _cache_bytes(file)
     for rows, runner in runners.items():
         if runner.writes(range(len(runner.inputs) - len(file.cache))):
-            raise UserError(f"the program of {rows} tokens writes to an input that is no cache")
+            raise UserError(
+                f"the program of {rows} tokens writes to its tokens, positions or masks, and may "
+                "write only to the cache"
+            )
         tokens = rows * file.batch
         most = tokens * (_WEIGHTS_WORK * weights + _SMALL_WORK) + rows * _CACHE_WORK * cache
         if runner.work > most:
             raise UserError(
-                f"a step of {rows} tokens of {file.batch} texts takes {runner.work:.3g} operations,"
-                f" and at most {most:.3g} go with {weights} bytes of weights and {cache} of cache"
+                f"a step of {rows} tokens with batch size {file.batch} takes {runner.work:.3g} "
+                f"operations, and {weights} bytes of weights and {cache} bytes of cache explain at "
+                f"most {most:.3g}: the file is damaged or was not written by save_programs"
             )
 
 
@@ -140,8 +153,9 @@ def _check_memory(file: ProgramFile, tensors: Mapping[str, Tensor], max_memory: 
     working, most = masks + tables + own, 4 * (weights + cache) + _SMALL
     if working > most:
         raise UserError(
-            f"its steps work in {working} bytes, and at most {most} go with {weights} bytes of "
-            f"weights and {cache} of cache"
+            f"the steps need {working} bytes of working memory, and {weights} bytes of weights and "
+            f"{cache} bytes of cache explain at most {most}: the file is damaged or was not "
+            "written by save_programs"
         )
     room = max_memory
     if room is None:
@@ -149,8 +163,9 @@ def _check_memory(file: ProgramFile, tensors: Mapping[str, Tensor], max_memory: 
     total = weights + cache + working
     if total > room:
         raise UserError(
-            f"{file.batch} texts of {layout.length} tokens take {total} bytes, of which {cache} "
-            f"are cache, and there are {room} (max_memory)"
+            f"batch size {file.batch} with {layout.length} tokens needs {total} bytes of memory, "
+            f"{cache} of them for the cache, and max_memory is {room}: save the programs with a "
+            "smaller max_length or batch size, or raise max_memory"
         )
 
 
@@ -166,13 +181,15 @@ def _cache_bytes(file: ProgramFile) -> int:
 
 def _number(value: Any) -> int:
     if type(value) is not int or not 0 <= value <= _MOST:
-        raise UserError(f"{printable(repr(value))} is no number of bytes")
+        raise UserError(
+            f"{printable(repr(value))} bytes of memory: expected an integer from 0 to 2^40"
+        )
     return value
 
 
 def _size(value: Any, what: str) -> int:
     if type(value) is not int or not 1 <= value <= _MOST:
-        raise UserError(f"{what}={printable(repr(value))} is no size from 1 to 2^40")
+        raise UserError(f"{what}={printable(repr(value))}: expected an integer from 1 to 2^40")
     return value
 
 
@@ -180,7 +197,10 @@ def _layout(description: dict[str, Any]) -> CacheLayout:
     windows = {_text(kind): _window(size) for kind, size in description["windows"]}
     layers = tuple(_text(kind) for kind in description["layers"])
     if unknown := sorted(set(layers) - windows.keys()):
-        raise UserError(f"layers are {printable(repr(unknown[0]))}, a kind that has no window")
+        raise UserError(
+            f"a layer is of the kind {printable(repr(unknown[0]))}, and the file has no window for "
+            "this kind"
+        )
     return with_rings(_size(description["length"], "length"), windows, layers)
 
 
@@ -190,19 +210,20 @@ def _window(value: Any) -> int | None:
 
 def _text(value: Any) -> str:
     if not isinstance(value, str):
-        raise UserError(f"{printable(repr(value))} is no kind of layer")
+        raise UserError(f"the kind of a layer is {printable(repr(value))}, expected a string")
     return value
 
 
 def _bits(value: Any) -> tuple[int, int]:
     if not isinstance(value, list) or len(value) != 2 or any(b not in (4, 8) for b in value):
-        raise UserError(f"bits={printable(repr(value))}: expected two of 4 and 8")
+        raise UserError(f"bits={printable(repr(value))}: expected two numbers, each 4 or 8")
     return int(value[0]), int(value[1])
 
 
 def _rows(value: str) -> int:
     if value not in map(str, ROWS):
         raise UserError(
-            f"a program of {printable(repr(value))} tokens: expected {', '.join(map(str, ROWS))}"
+            f"the file has a program of {printable(repr(value))} tokens, expected one of "
+            f"{', '.join(map(str, ROWS))}"
         )
     return int(value)

@@ -50,7 +50,9 @@ def why_apart(config: Config, site: Site) -> str | None:
     by_pattern = (o for o in site.others if left_out(config, (o, o.rpartition(".")[0])) != left)
     by_recipe = (o for o in site.alike if numbers.get(o) != numbers.get(site.name))
     other = next(chain(by_pattern, by_recipe), None)
-    return other and f"one graph serves it and {other}, which the configuration tells apart"
+    return other and (
+        f"the layers share one compiled graph, and the configuration treats {other} differently"
+    )
 
 
 def _numbers(recipe: SiteRecipe) -> SiteRecipe:
@@ -79,8 +81,8 @@ def recipes(recipe: Recipe | None, matches: Sequence[Match]) -> dict[fx.Node, Si
             continue
         if (site.n or named.n, site.k or named.k) != (named.n, named.k):
             raise UserError(
-                f"recipe: {named} has K={named.k} and N={named.n} there, but K={site.k} and "
-                f"N={site.n} in the model"
+                f"recipe: {named} has K={named.k} and N={named.n} in the recipe, and K={site.k} "
+                f"and N={site.n} in the model: calibrate this model, or load the recipe's model"
             )
         found[site.node] = named
     return found

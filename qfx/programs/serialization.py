@@ -22,6 +22,7 @@ from qfx.programs.memory import Region, RegionKind
 
 Described = dict[str, Any]
 _MOST = 1 << 48  # limit of a size, an offset, or a number of bytes
+_AGAIN = "save it again with this version of qfx"
 
 
 class Storing:
@@ -42,7 +43,8 @@ class Storing:
         """Returns the description of a runner. Raises ValueError if PyTorch runs parts of it."""
         if outside := sorted({str(p.target) for p in runner.parts if isinstance(p, TorchCall)}):
             raise UserError(
-                f"a program cannot be stored of which PyTorch runs {', '.join(outside)}"
+                f"this program cannot be saved, because PyTorch runs {', '.join(outside)} of it: "
+                "qfx saves only programs that run without PyTorch"
             )
         ((run,),) = (runner.parts,)
         assert isinstance(run, Run)
@@ -78,7 +80,7 @@ def restored(described: Described, tensors: Mapping[str, Tensor]) -> Runner:
     try:
         return _restored(described, tensors)
     except (KeyError, IndexError, TypeError, AttributeError) as why:
-        raise UserError(f"not a stored program of this version of qfx: {why!r}") from None
+        raise UserError(f"the saved program cannot be read, {_AGAIN}: {why!r}") from None
 
 
 def _restored(described: Described, tensors: Mapping[str, Tensor]) -> Runner:
@@ -91,20 +93,25 @@ def _restored(described: Described, tensors: Mapping[str, Tensor]) -> Runner:
     words, sizes = tensors[described["words"]], [_number(n) for n in described["bytes"]]
     expected = [*(t.numel() for t in constants), *(region.bytes for region in regions)]
     if words.dtype != torch.int64 or words.ndim != 1:
-        raise UserError(f"not a stored program: its words are {words.dtype} of {words.ndim} axes")
+        raise UserError(
+            f"the saved program has instructions of {words.dtype} with {words.ndim} axes, expected "
+            f"torch.int64 with 1 axis: {_AGAIN}"
+        )
     if sizes[1:] != expected or any(t.dtype != torch.uint8 for t in constants):
-        raise UserError("not a stored program: its memory has other sizes than its words say")
+        raise UserError(
+            f"the saved program states other sizes of memory than its tensors have: {_AGAIN}"
+        )
     addresses = [0, *(t.data_ptr() for t in constants), *(0 for _ in regions)]
     storages = [t.untyped_storage() for t in constants]
     program = Program(words.tolist(), sizes, addresses)
     if any(0 < slot <= len(storages) for slot in program.written):
-        raise UserError("not a stored program: it writes to its weights")
+        raise UserError(f"the saved program writes to its weights: {_AGAIN}")
     kinds = [RegionKind.CONSTANT for _ in storages]
     run = Run(program, regions, storages, kinds, words, sizes)
     results = [_view(each, places) for each in described["results"]]
     unused = {r for r in regions if r.kind is RegionKind.RESULT} - {view.region for view in results}
     if unused or len({*regions}) != len(regions):
-        raise UserError("not a stored program: it writes what is no result, or to one twice")
+        raise UserError(f"the saved program writes to memory that is not one result: {_AGAIN}")
     return Runner([run], inputs, results)
 
 
@@ -134,12 +141,14 @@ def _dtype(name: Any) -> torch.dtype:
     for dtype in ELEMENTS:
         if _name_of(dtype) == name:
             return dtype
-    raise UserError(f"not a stored program: {name!r} is no type of its tensors")
+    raise UserError(f"the saved program has a tensor of unknown dtype {name!r}: {_AGAIN}")
 
 
 def _number(value: Any) -> int:
     if type(value) is not int or not 0 <= value <= _MOST:
-        raise UserError(f"not a stored program: {value!r} is no size")
+        raise UserError(
+            f"the saved program has the size {value!r}, expected an integer up to 2^48: {_AGAIN}"
+        )
     return value
 
 
@@ -156,5 +165,7 @@ def _view(fields: list[Any], places: Mapping[Any, Region]) -> View:
         last += max(_number(size) - 1, 0) * _number(stride)
     # strides of 0 would allow any number of elements, so it is bounded by the memory
     if max(last + 1, prod(sizes)) * dtype.itemsize > region.bytes:
-        raise UserError("not a stored program: a result leaves its memory")
+        raise UserError(
+            f"the saved program has a result that exceeds its {region.bytes} bytes: {_AGAIN}"
+        )
     return View(region, dtype, tuple(sizes), tuple(strides), offset)

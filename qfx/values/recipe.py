@@ -46,7 +46,10 @@ class Recipe:
         if self.pinned is not None:
             object.__setattr__(self, "pinned", tuple(self.pinned))
         if twice := _twice(self.sites) | _twice(self.pinned or ()):
-            raise UserError(f"recipe: {', '.join(sorted(twice))} is there twice")
+            raise UserError(
+                f"recipe: it has more than one entry for {', '.join(sorted(twice))}; each name and "
+                "call must be unique"
+            )
 
     @property
     def names(self) -> frozenset[str]:
@@ -109,20 +112,29 @@ def _recipe(raw: Raw, codes: Callable[[], Mapping[str, Tensor]]) -> Recipe:
     version = raw["qfx_recipe"]
     if type(version) is not int or version not in VERSIONS:
         known = " and ".join(map(str, VERSIONS))
-        raise UserError(f"a recipe of version {version!r}; this qfx reads versions {known}")
+        raise UserError(
+            f"the recipe has version {version!r}, and this qfx reads versions {known}: use the qfx "
+            "that saved it, or a newer one"
+        )
     known_parts = {"qfx_recipe", "sites", "pinned"} | ({"codes"} if version == 2 else set())
     if unknown := sorted(raw.keys() - known_parts):
-        raise UserError(f"this recipe has an unknown part {', '.join(map(repr, unknown))}")
+        raise UserError(
+            f"the recipe has unknown keys {', '.join(map(repr, unknown))}: a newer qfx may have "
+            "written it"
+        )
     try:
         pinned = raw.get("pinned")
         products = None if pinned is None else tuple(map(_product, list_of(pinned)))
         return Recipe(tuple(_site(site, codes) for site in list_of(raw["sites"])), products)
     except (TypeError, KeyError, AttributeError) as why:
-        raise UserError(f"this recipe has sites that are none: {why}") from None
+        what = f"the key {why} is missing" if isinstance(why, KeyError) else str(why)
+        raise UserError(f"the recipe has an entry that cannot be read: {what}") from None
 
 
 def _no_codes() -> Mapping[str, Tensor]:
-    raise UserError("this recipe has codes in a file beside it: Recipe.load reads both")
+    raise UserError(
+        "the recipe has codes in a second file, which from_json cannot read: use Recipe.load"
+    )
 
 
 def _twice(values: Sequence[SiteRecipe | PinnedProduct]) -> set[str]:
@@ -176,7 +188,7 @@ def _key(site: SiteRecipe) -> str:
 def _site(raw: dict[str, Any], codes: Callable[[], Mapping[str, Tensor]]) -> SiteRecipe:
     known = {f.name for f in fields(SiteRecipe)}
     if unknown := sorted(raw.keys() - known):
-        raise TypeError(f"unknown field {', '.join(unknown)}")
+        raise TypeError(f"a site has unknown fields {', '.join(unknown)}")
     scheme, factor, rounding = raw["scheme"], raw["factor"], raw.get("rounding")
     site = SiteRecipe(
         **{
@@ -192,12 +204,18 @@ def _site(raw: dict[str, Any], codes: Callable[[], Mapping[str, Tensor]]) -> Sit
 
 def _rounding(site: SiteRecipe, raw: Any, codes: Mapping[str, Tensor]) -> Rounding:
     if not isinstance(raw, dict) or {*raw} != {"method", "weight", "codes"}:
-        raise TypeError(f"{raw!r} is no rounding")
+        raise TypeError(f"rounding={raw!r} must have the keys method, weight and codes")
     if _key(site) not in codes:
-        raise UserError(f"recipe of {site}: its codes are not in the file beside it")
+        raise UserError(
+            f"recipe of {site}: the file of codes beside the recipe has none for it: copy both "
+            "files of a recipe, or calibrate again"
+        )
     found = Rounding(str(site), raw["method"], raw["weight"], codes[_key(site)])
     if found.to_json != raw:
-        raise UserError(f"recipe of {site}: the codes beside it are not those it was saved with")
+        raise UserError(
+            f"recipe of {site}: the file of codes beside the recipe belongs to another recipe: "
+            "copy both files of a recipe, or calibrate again"
+        )
     return found
 
 

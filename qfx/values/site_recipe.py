@@ -55,72 +55,78 @@ class SiteRecipe:
 
     def _fault_of_types(self) -> str | None:
         if not (isinstance(self.name, str) and isinstance(self.reason, str)):
-            return f"the name {self.name!r} or the reason {self.reason!r} is no text"
+            return f"name={self.name!r} and reason={self.reason!r} must be strings"
         for what, value in (("call", self.call), ("n", self.n), ("k", self.k)):
             if type(value) is not int or value not in _SIZES:
-                return f"{what}={value!r} is no size"
+                return f"{what}={value!r} must be an integer of at least 0"
         if not isinstance(self.scheme, Scheme | None):
-            return f"the scheme {self.scheme!r} is none"
+            return f"scheme={self.scheme!r} must be a qfx.Scheme or None"
         if not all(isinstance(values, tuple) for values in (self.factor or (), self.outliers)):
-            return "the factor or the outliers are no tuple"
+            return "factor and outliers must be tuples"
         if self.sqnr_db is not None and not _is_number(self.sqnr_db):
-            return f"the SQNR {self.sqnr_db!r} is no number"
+            return f"sqnr_db={self.sqnr_db!r} must be a number"
         if self.divergence is not None and not _is_positive(self.divergence):
-            return f"the divergence {self.divergence!r} is no finite number of at least 0"
+            return f"divergence={self.divergence!r} must be a finite number of at least 0"
         if not isinstance(self.rounding, Rounding | None):
-            return f"the rounding {self.rounding!r} is none"
+            return f"rounding={self.rounding!r} must be a Rounding or None"
         return None
 
     def _fault(self) -> str | None:
         scheme, x = self.scheme, self.scheme.x if self.scheme else None
         if scheme is None and not (self.factor is self.scale is self.zero_point is None):
-            return "a factor, scale or zero point for a site that stays float"
+            return "the site stays float (scheme=None), so it cannot have a factor or scale"
         if self.factor is not None and len(self.factor) != self.k:
-            return f"the factor has {len(self.factor)} elements for K={self.k}"
-        if not _are_factors(self.factor or ()):
-            return "the factor has an element that is not positive and finite in float32"
+            return f"factor has {len(self.factor)} elements, and K={self.k} needs {self.k}"
+        if not _are_factors(factor := self.factor or ()):
+            at = next(i for i, value in enumerate(factor) if not _are_factors((value,)))
+            return f"factor[{at}]={factor[at]!r} must be positive and finite in float32"
         if scheme and scheme.w.axes == PER_COLUMN and self.factor is not None:
-            return f"{scheme} takes its factor from the weight, not from a recipe"
+            return f"{scheme} computes its factor from the weight: leave factor=None"
         if x and x.axes == PER_COLUMN and self.factor is None:
-            return f"{scheme} needs a factor"
+            return f"{scheme} needs a factor of K={self.k} elements, and factor is None"
         if x and x.static and self.scale is None:
-            return f"{scheme} needs a static scale"
+            return f"{scheme} needs a static scale, and scale is None"
         if self.scale is not None and not (x and x.static):
-            return f"a static scale for {scheme}"
+            return f"{scheme} has no static scale: leave scale=None, not {self.scale!r}"
         if self.scale is not None and not _is_scale(self.scale):
-            return f"the scale {self.scale!r} is no normal positive float32"
+            return f"scale={self.scale!r} must be a normal positive float32"
         if self.zero_point is not None and not (x and x.static and not x.symmetric):
-            return f"a zero point for {scheme}"
+            return f"{scheme} has no static zero point: leave zero_point=None"
         if self.zero_point is not None and x and not _is_code(self.zero_point, x.bits):
-            return f"the zero point {self.zero_point!r} is no code of {x.bits} bits"
+            half = 2 ** (x.bits - 1)
+            return f"zero_point={self.zero_point!r} must be an integer from {-half} to {half - 1}"
         if self.outliers and (fault := self._fault_of_outliers()):
             return fault
         return self._fault_of_rounding(self.rounding.codes) if self.rounding else None
 
     def _fault_of_rounding(self, codes: Tensor) -> str | None:
         if self.scheme is None:
-            return "codes for a site that stays float"
+            return "the site stays float (scheme=None), so it cannot have codes"
         if self.scheme.w.axes == PER_COLUMN:
-            return f"{self.scheme} takes its factor from the weight, so its codes are the nearest"
+            return f"{self.scheme} computes its factor from the weight: leave rounding=None"
         if list(codes.shape) != [self.n, self.k]:
-            return f"codes of shape {list(codes.shape)} for N={self.n} K={self.k}"
+            shape = list(codes.shape)
+            return f"its codes have shape {shape}, and N={self.n} K={self.k} needs [N, K]"
         top, w = 2 ** (self.scheme.w.bits - 1), self.scheme.w
         low, high = (int(codes.min()), int(codes.max())) if codes.numel() else (0, 0)
-        if low < -top + w.symmetric or high >= top:
-            return f"codes from {low} to {high} for {self.scheme}"
+        least = -top + w.symmetric
+        if low < least or high >= top:
+            between = f"between {least} and {top - 1}"
+            return f"its codes go from {low} to {high}, and {self.scheme} has codes {between}"
         return None
 
     def _fault_of_outliers(self) -> str | None:
         if self.scheme is None:
-            return "outliers for a site that stays float"
+            return "the site stays float (scheme=None), so it cannot have outliers"
         if self.scheme.w.axes == PER_COLUMN:
-            return f"{self.scheme} takes its factor from the weight, which leaves no outliers apart"
+            return f"{self.scheme} computes its factor from the weight: leave outliers=()"
         if not all(type(i) is int and 0 <= i < self.k for i in self.outliers):
-            return f"the outliers {listed(self.outliers)} are no columns of K={self.k}"
+            return f"outliers {listed(self.outliers)} must be columns from 0 to K-1={self.k - 1}"
         if list(self.outliers) != sorted(set(self.outliers)):
-            return f"the outliers {listed(self.outliers)} are not in ascending order"
+            return f"outliers {listed(self.outliers)} must be in ascending order, each once"
         if len(self.outliers) * LEAST_INT8 > self.k:
-            return f"{len(self.outliers)} outliers are more than K/{LEAST_INT8} of K={self.k}"
+            count, most = len(self.outliers), self.k // LEAST_INT8
+            return f"it has {count} outliers, and at most K/{LEAST_INT8}={most} are allowed"
         return None
 
     def __str__(self) -> str:
@@ -142,11 +148,21 @@ class PinnedProduct:
         numbered = type(self.call) is int and self.call in _SIZES
         known = isinstance(self.scheme, Scheme | None) and isinstance(self.decodes, bool)
         if not (isinstance(self.name, str) and numbered and known):
-            raise UserError(f"recipe: {self.name!r}, call {self.call!r}, is no pinned product")
+            raise UserError(
+                f"recipe: PinnedProduct has name={self.name!r}, call={self.call!r}, "
+                f"scheme={self.scheme!r}, decodes={self.decodes!r}; expected a string, an integer "
+                "of at least 0, a qfx.Scheme or None, and a bool"
+            )
         if self.decodes and self.scheme is not None:
-            raise UserError(f"recipe of {self}: attention_decode is float, not {self.scheme}")
+            raise UserError(
+                f"recipe of {self}: with decodes=True it computes in float: leave scheme=None, not "
+                f"{self.scheme}"
+            )
         if self.scheme is not None and not self.scheme.fits_activations:
-            raise UserError(f"recipe of {self}: {self.scheme} does not serve two activations")
+            raise UserError(
+                f"recipe of {self}: {self.scheme} cannot quantize a product of two activations: "
+                'choose a scheme as "w8a8", or scheme=None for float'
+            )
 
     def __str__(self) -> str:
         return printable(f"{self.name}[{self.call}]" if self.call else self.name)

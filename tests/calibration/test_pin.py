@@ -214,14 +214,23 @@ def test_a_recipe_among_the_options_is_taken_over() -> None:
 @pytest.mark.parametrize(
     ("make", "phrase"),
     [
-        (lambda: qfx.PinnedProduct("m", -1), "call -1, is no pinned product"),
-        (lambda: qfx.PinnedProduct("m", 0, "int8"), "is no pinned product"),  # type: ignore[arg-type]
-        (lambda: qfx.PinnedProduct("m", 0, qfx.Scheme(), True), "attention_decode is float, not"),
-        (lambda: qfx.PinnedProduct("m", 0, qfx.Scheme(x=None)), "does not serve two activations"),
-        (lambda: qfx.Recipe((), (qfx.PinnedProduct("m", 1),) * 2), r"m\[1\] is there twice"),
+        (lambda: qfx.PinnedProduct("m", -1), "call=-1, scheme=None, .*; expected"),
+        (lambda: qfx.PinnedProduct("m", 0, "int8"), "scheme='int8', .*; expected"),  # type: ignore[arg-type]
+        (
+            lambda: qfx.PinnedProduct("m", 0, qfx.Scheme(), True),
+            "it computes in float: leave scheme=None, not",
+        ),
+        (
+            lambda: qfx.PinnedProduct("m", 0, qfx.Scheme(x=None)),
+            "cannot quantize a product of two activations",
+        ),
+        (
+            lambda: qfx.Recipe((), (qfx.PinnedProduct("m", 1),) * 2),
+            r"more than one entry for m\[1\]",
+        ),
         (
             lambda: qfx.Recipe.from_json('{"qfx_recipe": 1, "sites": [], "pinned": {}}'),
-            "has sites that are none",
+            "has an entry that cannot be read",
         ),
     ],
 )

@@ -93,8 +93,8 @@ DAMAGES: dict[str, Callable[[Path, Recipe], Any]] = {
     "is no name of a file of codes beside it": _edited(
         lambda raw: raw.update(codes=f"../{raw['codes']}")
     ),
-    "recipe of a: the codes beside it are not those it was saved with": _other_codes,
-    "recipe of a: its codes are not in the file beside it": _fewer_codes,
+    "recipe of a: the file of codes beside the recipe belongs to another recipe": _other_codes,
+    "recipe of a: the file of codes beside the recipe has none for it": _fewer_codes,
     "recipe of a: rounded by 'best'; there is gptq": _edited(
         lambda raw: raw["sites"][0]["rounding"].update(method="best")
     ),
@@ -122,7 +122,7 @@ def test_a_model_beside_the_recipe_is_not_written_over(tmp_path: Path, recipe: R
 
 
 def test_json_alone_has_no_codes(recipe: Recipe) -> None:
-    with pytest.raises(ValueError, match=r"codes in a file beside it: Recipe\.load reads both"):
+    with pytest.raises(ValueError, match=r"codes in a second file, .*: use Recipe\.load"):
         Recipe.from_json(recipe.to_json())
 
 
@@ -141,11 +141,15 @@ def test_only_codes_need_safetensors(
 
 
 IMPOSSIBLE: dict[str, dict[str, Any]] = {
-    "codes for a site that stays float": {"scheme": None},
-    "so its codes are the nearest": {"scheme": Scheme(w=QSpec(axes=PER_COLUMN))},
-    r"codes of shape \[1, 2\] for N=1 K=3": {"k": 3},
-    "codes from -8 to 7 for xs8r_ws4r": {"scheme": Scheme(w=QSpec(bits=4))},
-    "codes from -8 to 7 for xs8r_wa3r": {"scheme": Scheme(w=QSpec(bits=3, symmetric=False))},
+    "it cannot have codes": {"scheme": None},
+    "leave rounding=None": {"scheme": Scheme(w=QSpec(axes=PER_COLUMN))},
+    r"its codes have shape \[1, 2\], and N=1 K=3 needs": {"k": 3},
+    "codes go from -8 to 7, and xs8r_ws4r has codes between -7 and 7": {
+        "scheme": Scheme(w=QSpec(bits=4))
+    },
+    "codes go from -8 to 7, and xs8r_wa3r has codes between -4 and 3": {
+        "scheme": Scheme(w=QSpec(bits=3, symmetric=False))
+    },
 }
 
 

@@ -95,46 +95,50 @@ def test_a_recipe_prints_as_a_table() -> None:
 STATIC_SCHEME = Scheme(x=STATIC)
 SITE: dict[str, Any] = {"name": "a", "call": 0, "n": 4, "k": 2}
 IMPOSSIBLE = {
-    "the factor has 3 elements for K=2": {"scheme": Scheme(), "factor": (1.0, 1.0, 1.0)},
-    "the factor has 1 elements for K=2": {"scheme": Scheme(), "factor": (1.0,)},
-    "an element that is not positive and finite": {"scheme": Scheme(), "factor": (1.0, 0.0)},
-    "needs a static scale": {"scheme": STATIC_SCHEME},
-    "a static scale for xs8r_ws8r": {"scheme": Scheme(), "scale": 1.0},
-    "the scale 1e-40 is no normal positive float32": {
+    "factor has 3 elements, and K=2 needs 2": {"scheme": Scheme(), "factor": (1.0, 1.0, 1.0)},
+    "factor has 1 elements, and K=2 needs 2": {"scheme": Scheme(), "factor": (1.0,)},
+    r"factor\[1\]=0.0 must be positive and finite": {"scheme": Scheme(), "factor": (1.0, 0.0)},
+    "xs8T_ws8r needs a static scale": {"scheme": STATIC_SCHEME},
+    "xs8r_ws8r has no static scale: leave scale=None, not 1.0": {"scheme": Scheme(), "scale": 1.0},
+    "scale=1e-40 must be a normal positive float32": {
         "scheme": STATIC_SCHEME,
         "scale": 1e-40,
     },
-    "the zero point 128 is no code of 8 bits": {
+    "zero_point=128 must be an integer from -128 to 127": {
         "scheme": Scheme(x=STATIC_ASYMMETRIC),
         "scale": 1.0,
         "zero_point": 128,
     },
-    "the SQNR 'high' is no number": {"scheme": Scheme(), "sqnr_db": "high"},
-    "the SQNR nan is no number": {"scheme": Scheme(), "sqnr_db": float("nan")},
-    "the divergence -0.5 is no finite number of at least 0": {"scheme": None, "divergence": -0.5},
-    "the divergence inf is no finite number": {"scheme": None, "divergence": float("inf")},
-    "the divergence nan is no finite number": {"scheme": None, "divergence": float("nan")},
-    "n=-1 is no size": {"scheme": Scheme(), "n": -1},
-    "the scale inf is no normal positive": {"scheme": STATIC_SCHEME, "scale": float("inf")},
-    "a zero point for xs8T_ws8r": {"scheme": STATIC_SCHEME, "scale": 1.0, "zero_point": 3},
-    "for a site that stays float": {"scheme": None, "factor": (1.0, 1.0)},
-    "takes its factor from the weight": {
+    "sqnr_db='high' must be a number": {"scheme": Scheme(), "sqnr_db": "high"},
+    "sqnr_db=nan must be a number": {"scheme": Scheme(), "sqnr_db": float("nan")},
+    "divergence=-0.5 must be a finite number of at least 0": {"scheme": None, "divergence": -0.5},
+    "divergence=inf must be a finite number": {"scheme": None, "divergence": float("inf")},
+    "divergence=nan must be a finite number": {"scheme": None, "divergence": float("nan")},
+    "n=-1 must be an integer of at least 0": {"scheme": Scheme(), "n": -1},
+    "scale=inf must be a normal positive": {"scheme": STATIC_SCHEME, "scale": float("inf")},
+    "xs8T_ws8r has no static zero point": {"scheme": STATIC_SCHEME, "scale": 1.0, "zero_point": 3},
+    "it cannot have a factor or scale": {"scheme": None, "factor": (1.0, 1.0)},
+    "computes its factor from the weight: leave factor=None": {
         "scheme": Scheme(w=QSpec(axes=PER_COLUMN)),
         "factor": (1.0, 1.0),
     },
-    "outliers for a site that stays float": {"scheme": None, "outliers": (0,)},
-    "the outliers 8 are no columns of K=8": {"scheme": Scheme(), "k": 8, "outliers": (8,)},
-    "the outliers 1, 0 are not in ascending order": {
+    "it cannot have outliers": {"scheme": None, "outliers": (0,)},
+    "outliers 8 must be columns from 0 to K-1=7": {"scheme": Scheme(), "k": 8, "outliers": (8,)},
+    "outliers 1, 0 must be in ascending order": {
         "scheme": Scheme(),
         "k": 8,
         "outliers": (1, 0),
     },
-    "3 outliers are more than K/4 of K=8": {"scheme": Scheme(), "k": 8, "outliers": (0, 1, 2)},
-    "which leaves no outliers apart": {
+    "it has 3 outliers, and at most K/4=2 are allowed": {
+        "scheme": Scheme(),
+        "k": 8,
+        "outliers": (0, 1, 2),
+    },
+    "leave outliers=": {
         "scheme": Scheme(w=QSpec(axes=PER_COLUMN)),
         "outliers": (0,),
     },
-    "xs8C_ws8r needs a factor": {
+    "xs8C_ws8r needs a factor of K=2 elements": {
         "scheme": Scheme(x=QSpec(axes=PER_COLUMN, static=True)),
         "scale": 1.0,
     },
@@ -165,13 +169,13 @@ TEXTS = {
     "it has no qfx_recipe version": "[1]",
     "nested too deeply": "[" * 10**5,
     "'sites' stands twice in one object": '{"qfx_recipe": 1, "sites": [], "sites": []}',
-    "an unknown part 'more'": '{"qfx_recipe": 1, "sites": [], "more": 1}',
-    "version 3; this qfx reads versions 1 and 2": '{"qfx_recipe": 3, "sites": []}',
-    "an unknown part 'codes'": '{"qfx_recipe": 1, "sites": [], "codes": "a"}',
-    "unknown field colour": _json(colour="red"),
+    "unknown keys 'more'": '{"qfx_recipe": 1, "sites": [], "more": 1}',
+    "version 3, and this qfx reads versions 1 and 2": '{"qfx_recipe": 3, "sites": []}',
+    "unknown keys 'codes'": '{"qfx_recipe": 1, "sites": [], "codes": "a"}',
+    "unknown fields colour": _json(colour="red"),
     "bits=9 is outside": _json(scheme={"x": None, "w": {"bits": 9, "axes": [1]}}),
-    "sites that are none: 'w'": _json(scheme={"x": None}),
-    "k is there twice": _json(name="k"),
+    "cannot be read: the key 'w' is missing": _json(scheme={"x": None}),
+    "more than one entry for k": _json(name="k"),
 }
 
 
@@ -194,8 +198,10 @@ def _with(position: int, **changes: Any) -> Recipe:
 
 MISMATCHES = {
     r"the model has no kk; there is: .*down": {"recipe": _with(1, name="kk")},
-    r"up has K=64 and N=96 there, but K=64 and N=128 in the model": {"recipe": _with(2, n=96)},
-    r"q has K=32 and N=64 there, but K=64": {"recipe": _with(0, k=32)},
+    r"up has K=64 and N=96 in the recipe, and K=64 and N=128 in the model": {
+        "recipe": _with(2, n=96)
+    },
+    r"q has K=32 and N=64 in the recipe, and K=64": {"recipe": _with(0, k=32)},
     "the scheme w8a8-static has static scales, which only a recipe": {"scheme": "w8a8-static"},
 }
 
