@@ -85,7 +85,7 @@ __version__ = "0.2.0.dev0"
 
 # Imported on first use, because they compile, take a second to import, or use files: name ->
 # (module, name there).
-_WHEN_ASKED_FOR = {
+_LAZY = {
     "Kernels": ("cost.kernels", "Kernels"),
     "Plan": ("plan.policy", "Plan"),
     "Report": ("report.report", "Report"),
@@ -106,7 +106,7 @@ _WHEN_ASKED_FOR = {
 _PRETRAINED = ("transformers.modeling_utils", "PreTrainedModel")
 
 
-def _tell_transformers(model: torch.nn.Module) -> None:
+def _attach_to_transformers(model: torch.nn.Module) -> None:
     """Makes save_pretrained save a transformers model as it now is. A program that has such a model
     has already imported transformers."""
     classes = {each for module in model.modules() for each in type(module).__mro__}
@@ -124,18 +124,18 @@ def _tell_transformers(model: torch.nn.Module) -> None:
         attached.attach(model)
 
 
-LISTENERS.append(_tell_transformers)
+LISTENERS.append(_attach_to_transformers)
 
 
 def __getattr__(name: str) -> Any:
     if name in ("hf", "generate"):
         return import_module(f"qfx.{name}")
-    if name not in _WHEN_ASKED_FOR:
+    if name not in _LAZY:
         raise AttributeError(f"module 'qfx' has no attribute {name!r}")
-    module, called = _WHEN_ASKED_FOR[name]
+    module, called = _LAZY[name]
     globals()[name] = found = getattr(import_module(f"qfx.{module}"), called)
     return found
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_WHEN_ASKED_FOR})
+    return sorted({*globals(), *_LAZY})

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-_HELD = 4  # one batch of this many is used for predictions
+_ONE_OF = 4  # one batch of this many is used for predictions
 _MOST = 8  # at most this many batches are used for predictions
 
 
@@ -45,7 +45,7 @@ def parted(batches: Iterable[Any], count: int) -> tuple[BatchSlice, BatchSlice]:
     Predictions use the last quarter of the `count` batches: at least one and at most 8. A single
     batch is used for both.
     """
-    at = count - min(max(count // _HELD, 1), _MOST)
+    at = count - min(max(count // _ONE_OF, 1), _MOST)
     return BatchSlice(batches, 0, at or count), BatchSlice(batches, at, count)
 
 

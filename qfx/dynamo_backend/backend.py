@@ -81,8 +81,10 @@ def qfx(
     below = config.inner == "inductor" and not _switches_gradients(copy)
     compiled = inner(copy, fed_examples(feed, example_inputs))
     compiled = _below_autograd(compiled) if below else compiled
-    give_back = _giving_back() if config.release_weights else None
-    return with_packed_weights(compiled, feed, reporter(gm, here.code), give_back=give_back)
+    offload_weight = _offloading() if config.release_weights else None
+    return with_packed_weights(
+        compiled, feed, reporter(gm, here.code), offload_weight=offload_weight
+    )
 
 
 def _forget() -> None:
@@ -127,20 +129,20 @@ def _int8(
     return run_passes(gm, context).plan
 
 
-def _giving_back() -> Callable[[Tensor], bool]:
-    """Returns a function like `CACHE.give_back` that stops after the first refusal by the system:
-    then the weights stay in memory, with a warning."""
+def _offloading() -> Callable[[Tensor], bool]:
+    """Returns a function like `CACHE.offload_weight` that stops after the first refusal by the
+    system: then the weights stay in memory, with a warning."""
     refused: list[OSError] = []
 
-    def give_back(weight: Tensor) -> bool:
+    def offload_weight(weight: Tensor) -> bool:
         try:
-            return not refused and CACHE.give_back(weight)
+            return not refused and CACHE.offload_weight(weight)
         except OSError as why:
             refused.append(why)
             warnings.warn(f"release_weights: float weights stay in memory: {why}", stacklevel=2)
             return False
 
-    return give_back
+    return offload_weight
 
 
 def _inner_compiler(config: Config, options: dict[str, Any], mode: str | None) -> Compiled:

@@ -159,15 +159,15 @@ def _parts(
     the same."""
     kind = kinds[name]
     other = _stored_by(name, kind, same)
-    there = [part for part in kind.PARTS if f"{other}.{part}" in entries]
+    present = [part for part in kind.PARTS if f"{other}.{part}" in entries]
     if other != name:
-        alike = all(same.get(f"{name}.{part}") == f"{other}.{part}" for part in there)
-        if kinds.get(other) is not kind or not alike or kind.PARTS[1] not in there:
+        alike = all(same.get(f"{name}.{part}") == f"{other}.{part}" for part in present)
+        if kinds.get(other) is not kind or not alike or kind.PARTS[1] not in present:
             raise UserError(
                 f"{at}: {printable(name)} is said to be the linear {printable(other)}, and the "
                 "files do not agree"
             )
-    return len(there)
+    return len(present)
 
 
 def _check_names(

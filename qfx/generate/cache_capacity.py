@@ -51,7 +51,7 @@ def check_alike(layers: Sequence[Any]) -> None:
                 f"layers of the cache hold {layers[0].seen} and {layer.seen} tokens, as after a "
                 "crop that failed: read the text again"
             )
-        layer.check_held()
+        layer.check_not_overwritten()
 
 
 def check_batch_size(layer: object, batch: int) -> None:

@@ -177,10 +177,10 @@ class Decoder:
                 f"{count} tokens after {self.seen} do not fit into a cache of {self.length}: "
                 "compile_for_generate(model, max_length=...) says how many"
             )
-        self._check_held()
+        self._check_not_overwritten()
         return count
 
-    def _check_held(self) -> None:
+    def _check_not_overwritten(self) -> None:
         """Raises UserError if a read that failed has overwritten tokens that the next one would
         see."""
         lost = int((self._written - self._seen).max())

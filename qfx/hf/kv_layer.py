@@ -142,7 +142,7 @@ class KVLayer(CacheLayerMixin):
         self._own_blocks()
         self._grow(len(self.key_scale), max(2 * room, seen))
 
-    def check_held(self) -> None:
+    def check_not_overwritten(self) -> None:
         """Raises ValueError if tokens that the next query sees were overwritten, which never
         happens here."""
 

@@ -64,7 +64,7 @@ class SlidingKVLayer(KVLayer):
             self.lazy_initialization(key_states, value_states)
         new, dtypes = key_states.shape[2], (key_states.dtype, value_states.dtype)
         self._reserve(self.seen + new)
-        self.check_held()
+        self.check_not_overwritten()
         first = self.first
         places = torch.arange(new, dtype=torch.int64, device=key_states.device)
         places = places + (self.seen if self.kept is None else self.kept.sum(1)[:, None])
@@ -151,7 +151,7 @@ class SlidingKVLayer(KVLayer):
         self.table = torch.where(entered, own, self.table)
         self.oldest = max(self.oldest, seen + TOKENS - 1 - self.slots)  # the rest of the block, too
 
-    def check_held(self) -> None:
+    def check_not_overwritten(self) -> None:
         """Raises ValueError if the next query would see tokens that were overwritten."""
         if self.oldest > max(self.seen - self.window + 1, 0):
             raise ValueError(

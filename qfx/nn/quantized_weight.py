@@ -21,7 +21,7 @@ from qfx.values.limits import FLOATS
 from qfx.values.scheme import Scheme
 from qfx.values.site_recipe import SiteRecipe
 
-_HELD = ("memory", "scheme", "how")
+_SHARED_FIELDS = ("memory", "scheme", "how")
 
 
 class Memory:
@@ -236,7 +236,7 @@ class QuantizedWeight(ShardedWeight, FloatProxy):
         Returns False if that is not possible, for example on another kind of device."""
         if not become(self, other):
             return False
-        vars(self).update({name: vars(other)[name] for name in _HELD})
+        vars(self).update({name: vars(other)[name] for name in _SHARED_FIELDS})
         return True
 
     def alias(self) -> QuantizedWeight:

@@ -145,12 +145,12 @@ class Cache:
         with self._lock:
             self._forget([weight for weight in weights if not is_offloaded(weight)])
 
-    def give_back(self, weight: Tensor) -> bool:
+    def offload_weight(self, weight: Tensor) -> bool:
         """Offloads the float values of a packed weight that has not changed since; the packed
         weight stays. Returns whether its memory was in use before. Raises OSError as
         `qfx.weights.offload.offload` does."""
         with self._lock:
-            was, was_held = stamp_of(weight), is_offloaded(weight)
+            was, was_offloaded = stamp_of(weight), is_offloaded(weight)
             current = [e for e in self._entries(weight).values() if e.knows(weight)]
             if why_not := offload(weight) if current else "it has changed":
                 log.info("a weight %s stays in memory: %s", list(weight.shape), why_not)
@@ -163,7 +163,7 @@ class Cache:
             for entry in current:
                 entry.forget()
                 entry.learn(snapshot((weight,)))
-            return not was_held or now.address != was.address
+            return not was_offloaded or now.address != was.address
 
     def _forget(self, weights: Iterable[Tensor] | None) -> bool:
         """Discards snapshots of these weights, or of all; returns whether there was an entry."""

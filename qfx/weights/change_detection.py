@@ -100,12 +100,12 @@ class _SnapshotOfOffloaded:
         self._storages = [weak_storage(arguments[p]) for p in offloaded]
 
     def same_tensors(self, arguments: tuple[Any, ...]) -> bool:
-        return self._sampled.same_tensors(arguments) and self._same_held(arguments)
+        return self._sampled.same_tensors(arguments) and self._same_offloaded(arguments)
 
     def unchanged(self, arguments: tuple[Any, ...]) -> bool:
-        return self._sampled.unchanged(arguments) and self._same_held(arguments)
+        return self._sampled.unchanged(arguments) and self._same_offloaded(arguments)
 
-    def _same_held(self, arguments: tuple[Any, ...]) -> bool:
+    def _same_offloaded(self, arguments: tuple[Any, ...]) -> bool:
         if any(p >= len(arguments) or stamp_of(arguments[p]) != was for p, was in self._stamps):
             return False
         return not any(storage.expired() for storage in self._storages)

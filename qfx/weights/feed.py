@@ -135,7 +135,7 @@ def with_packed_weights(
     compiled: Callable[..., Any],
     feed: Feed,
     rewritten: Callable[[Iterable[int]], None] | None = None,
-    give_back: Callable[[Tensor], bool] | None = None,
+    offload_weight: Callable[[Tensor], bool] | None = None,
 ) -> Callable[..., Any]:
     """Returns a function that calls `compiled` with the original arguments, in which packed weights
     replace float ones.
@@ -145,7 +145,7 @@ def with_packed_weights(
     with a set, and at a call that finds a weight that was written without PyTorch noticing.
 
     `rewritten` is called with the positions of the arguments, none of them a parameter, that were
-    packed at each of the last REWRITTEN calls. `give_back` is called with each weight that is
+    packed at each of the last REWRITTEN calls. `offload_weight` is called with each weight that is
     packed and that the graph does not read in float.
     """
     holders = [source.argument for source in feed.sources]
@@ -164,7 +164,7 @@ def with_packed_weights(
         if before is None or before.written_unseen(arguments):
             CACHE.distrust(arguments[i] for i in holders)
         packed, fresh = _packed(feed, arguments)
-        if give_back and _given_back(feed, arguments, give_back):
+        if offload_weight and _offloaded_any(feed, arguments, offload_weight):
             return feed.gather(arguments, [*packed, constants])  # known again at the next call
         counts = _counts(before or (last if last and last.dead else None), arguments, fresh)
         found = [*packed, constants]
@@ -213,9 +213,11 @@ def _packed(feed: Feed, arguments: Sequence[Any]) -> tuple[list[Sequence[Tensor]
     return found, fresh
 
 
-def _given_back(feed: Feed, arguments: Sequence[Any], give_back: Callable[[Tensor], bool]) -> bool:
+def _offloaded_any(
+    feed: Feed, arguments: Sequence[Any], offload_weight: Callable[[Tensor], bool]
+) -> bool:
     """Offloads weights; returns whether the memory of one of them was in use before."""
-    found = [give_back(arguments[i]) for i in feed.only_packed]
+    found = [offload_weight(arguments[i]) for i in feed.only_packed]
     trim()  # also at later calls, for memory that compiling has left
     return any(found)
 

@@ -20,12 +20,12 @@ from qfx.host.tensors import owners, storage_id, weak_storage
 from qfx.io.pages import drop, is_of_a_file
 
 LEAST = 2**16  # bytes; offloading smaller tensors saves nothing
-_HELD: dict[tuple[int | None, int], Any] = {}  # by storage and place in it
+_OFFLOADED: dict[tuple[int | None, int], Any] = {}  # by storage and place in it
 
 
 def is_offloaded(tensor: Tensor) -> bool:
     """Whether the values of this tensor are in a file and its memory was freed."""
-    return bool(_HELD) and _place(tensor) in _HELD
+    return bool(_OFFLOADED) and _place(tensor) in _OFFLOADED
 
 
 def _place(tensor: Tensor) -> tuple[int | None, int]:
@@ -56,9 +56,9 @@ def offload(tensor: Tensor) -> str:
             return f"{count} tensors share its memory"
         _move(tensor)
     drop(tensor.data_ptr(), size)
-    for place in [place for place, storage in _HELD.items() if storage.expired()]:
-        _HELD.pop(place, None)
-    _HELD[_place(tensor)] = weak_storage(tensor)
+    for place in [place for place, storage in _OFFLOADED.items() if storage.expired()]:
+        _OFFLOADED.pop(place, None)
+    _OFFLOADED[_place(tensor)] = weak_storage(tensor)
     return ""
 
 
