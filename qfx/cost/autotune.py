@@ -73,7 +73,7 @@ class Choice(Generic[P]):
 
 
 class Conditions(Protocol):
-    """The conditions that a tuner asks for between rounds."""
+    """The conditions that a tuner requires between rounds."""
 
     def in_time(self) -> bool:
         """Whether another round may begin."""

@@ -17,7 +17,7 @@ from qfx.cost.timing import fastest
 
 PRODUCT_AXES = ((1, 8, 64, 256), (32, 64, 128, 512), (32, 64, 128, 512))  # M, K, N of each matrix
 ATTENTION_AXES = ((1, 16, 128, 512), (32, 64, 128), (16, 128, 512))
-DECODE_AXES = ((1, 2), (32, 64, 128), (16, 128, 512))  # decode is only asked about for one query
+DECODE_AXES = ((1, 2), (32, 64, 128), (16, 128, 512))  # decoding has one query
 BATCH = 8  # matrices of a measured batch
 Cell = Callable[[int, int, int, int, torch.dtype], list[float]]  # seconds of a batch of M, K, N
 

@@ -68,8 +68,8 @@ class Format(NamedTuple):
 
 
 def hint(format: Format, tunings: Tunings, threads: int) -> AnyQuestion | None:
-    """Asks into which caches weights are fetched, and how early. With several rows nta acts like
-    t0."""
+    """Returns the question into which caches weights are fetched, and how early. With several rows
+    nta acts like t0."""
     rows, no_hint = ([4], "nta") if format.below else ([1], "")
     tried = [way for way in tried_for(KERNELS) if way.hint != no_hint]
     options: list[Parameters] = [{"hint": way.hint, "ahead": way.ahead} for way in tried]
@@ -77,14 +77,14 @@ def hint(format: Format, tunings: Tunings, threads: int) -> AnyQuestion | None:
 
 
 def streams(format: Format, tunings: Tunings, threads: int) -> AnyQuestion | None:
-    """Asks how many panels are read side by side."""
+    """Returns the question how many panels are read side by side."""
     options: list[Parameters] = [{"streams": count} for count in STREAMS]
     rows = (4, format.pair_rows) if format.below else (2, 4)
     return _alternatives(format, tunings, options, rows) if format.pair_rows >= 4 else None
 
 
 def stream_rows(format: Format, tunings: Tunings, threads: int) -> AnyQuestion | None:
-    """Asks up to how many rows the weights are streamed once."""
+    """Returns the question up to how many rows the weights are streamed."""
     rows = [m for m in FEW if m <= 2 * format.few_rows and m != 3]
     now = tunings[format.name]
     ways = [_alone(format.name, {**now, "stream_rows": most}) for most in (64, 0)]
@@ -93,7 +93,7 @@ def stream_rows(format: Format, tunings: Tunings, threads: int) -> AnyQuestion |
 
 
 def minimum_rows(format: Format, tunings: Tunings, threads: int) -> AnyQuestion | None:
-    """Asks from how many rows on the format is used instead of the one below."""
+    """Returns the question from how many rows on the format is used instead of the one below."""
     if not format.below:
         return None
     ways = [_alone(name, tunings[name]) for name in (format.below, format.name)]
@@ -103,7 +103,8 @@ def minimum_rows(format: Format, tunings: Tunings, threads: int) -> AnyQuestion 
 
 
 def serial_steps(format: Format, tunings: Tunings, threads: int) -> AnyQuestion | None:
-    """Asks from how many multiply-accumulates on other threads are woken, if they help at all."""
+    """Returns the question from how many multiply-accumulates on other threads are woken, if they
+    help at all."""
     if threads == 1:
         return None
     now = tunings[format.name]

@@ -56,7 +56,7 @@ def _word(argument: Any) -> str:
     return "".join(c if c.isalnum() else "_" for c in str(argument))
 
 
-# --- from graphs: the constant behind a chain of views ---
+# --- from graphs: the constant at the start of a chain of views ---
 
 
 def constant_behind(node: fx.Node) -> tuple[fx.Node, View] | str:

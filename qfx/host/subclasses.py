@@ -30,7 +30,7 @@ def wrapper(
     strides: Sequence[int] | None = None,
     offset: Any = None,
 ) -> Kind:
-    """Returns a tensor of the subclass without memory of its own. C++ code that asks for its
+    """Returns a tensor of the subclass without memory of its own. C++ code that requests its
     address gets an error instead of a null pointer."""
     made: Any = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
         kind, shape, strides=strides, storage_offset=offset, dtype=dtype, device=device

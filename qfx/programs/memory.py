@@ -20,7 +20,7 @@ class RegionKind(Enum):
     NUMBER = "a number of the graph"
     INPUT = "an input"
     SHARED = "between two programs, or of what PyTorch runs between them"
-    RESULT = "made anew at each run"
+    RESULT = "allocated at each run"
 
 
 @dataclass(eq=False)

@@ -201,7 +201,7 @@ class Cache:
 
     @contextmanager
     def temporary(self) -> Iterator[None]:
-        """A context that forgets behind it what was packed for the first time inside."""
+        """A context whose end forgets what was packed for the first time inside."""
         with self._lock:
             before = {key: {*entries} for key, (_, entries) in self._owners.items()}
         try:
