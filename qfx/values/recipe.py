@@ -177,7 +177,7 @@ def _raw(value: SiteRecipe | PinnedProduct) -> dict[str, Any]:
     for name in _LATER:
         if raw[name] is None:  # so that earlier builds can read the recipe
             del raw[name]
-    return raw if value.rounding is None else {**raw, "rounding": value.rounding.to_json}
+    return raw if value.rounding is None else {**raw, "rounding": value.rounding.json_entry}
 
 
 def _key(site: SiteRecipe) -> str:
@@ -211,7 +211,7 @@ def _rounding(site: SiteRecipe, raw: Any, codes: Mapping[str, Tensor]) -> Roundi
             "files of a recipe, or calibrate again"
         )
     found = Rounding(str(site), raw["method"], raw["weight"], codes[_key(site)])
-    if found.to_json != raw:
+    if found.json_entry != raw:
         raise UserError(
             f"recipe of {site}: the file of codes beside the recipe belongs to another recipe: "
             "copy both files of a recipe, or calibrate again"

@@ -59,7 +59,7 @@ class Rounding:
         return self.method, self.weight, self.digest
 
     @property
-    def to_json(self) -> dict[str, str]:
+    def json_entry(self) -> dict[str, str]:
         """The entry of this rounding in the JSON of a recipe."""
         return {"method": self.method, "weight": self.weight, "codes": self.digest}
 

@@ -79,7 +79,7 @@ def recipe_state(folder: Path) -> str:
         recipe = qfx.Recipe.load(folder / "recipe.json")
     except FileNotFoundError:
         return "none"
-    codes = [s.rounding.to_json["codes"] for s in recipe.sites if s.rounding]
+    codes = [s.rounding.json_entry["codes"] for s in recipe.sites if s.rounding]
     return f"{codes}"
 
 
