@@ -107,8 +107,8 @@ _PRETRAINED = ("transformers.modeling_utils", "PreTrainedModel")
 
 
 def _attach_to_transformers(model: torch.nn.Module) -> None:
-    """Makes save_pretrained save a transformers model as it now is. A program that has such a model
-    has already imported transformers."""
+    """Makes save_pretrained write the int8 weights of a transformers model. Does nothing for other
+    models. Such a model exists only in a process that has already imported transformers."""
     classes = {each for module in model.modules() for each in type(module).__mro__}
     if _PRETRAINED not in {(each.__module__, each.__name__) for each in classes}:
         return

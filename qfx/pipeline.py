@@ -1,5 +1,5 @@
-"""The pipeline: the passes in the order in which they run, and the context that differs between
-uses.
+"""The pipeline: the list of passes in the order in which they run, and a context with the arguments
+in which uses of the list differ.
 
 `torch.compile`, `qfx.rewrite`, `explain`, calibration and trials of recipes all run `PASSES`, some
 of them not to the end. A pass receives everything that it needs as arguments: none reads the Python
@@ -42,10 +42,10 @@ class Context:
 
     `prefixes`: source expression of each module of the captured frame -> its path in the model.
     `around`: modules whose names patterns may also refer to; None if the caller of the passes
-    checks the patterns itself. `costs`: the cost models of the CPU and of GPUs. `provide`: where
-    packed weights are stored. `training`: gradients are recorded at every site. `decided`: a
-    function applied to the plan before the graph is edited, for callers that restrict the plan or
-    tie the graph to what it depends on.
+    checks the patterns itself. `costs`: the cost models of the CPU and of GPUs. `provide`: returns,
+    for a graph, the function that puts packed weights into it. `training`: gradients are recorded
+    at every matmul. `decided`: a function applied to the plan before the graph is edited, for
+    callers that restrict the plan or add guards for the sizes and modules that it depends on.
     """
 
     config: Config
@@ -59,7 +59,7 @@ class Context:
 
 @dataclass
 class PassState:
-    """A graph in progress: the graph, and the results of the passes so far."""
+    """A graph between two passes, and the results of the passes so far."""
 
     gm: fx.GraphModule
     matches: tuple[Match, ...] = ()
@@ -68,7 +68,7 @@ class PassState:
 
 
 class Pass(NamedTuple):
-    """One step. `edits`: whether it changes the graph, which belongs to the caller; others only
+    """One pass. `edits`: whether it changes the graph that the caller passed; other passes only
     read it."""
 
     name: str
@@ -124,8 +124,8 @@ PASSES = (
 def run_passes(
     gm: fx.GraphModule, context: Context, through: str = "fuse", plan: Plan | None = None
 ) -> PassState:
-    """Runs the passes up to the one named `through` on `gm`, which is edited. With a `plan`, only
-    the passes after the decision run.
+    """Runs the passes up to the one named `through` on `gm`, which is edited. With a `plan`, the
+    passes up to the decision are skipped.
 
     Raises UserError for a pattern that matches nothing, and for a recipe of another model.
     """
@@ -145,20 +145,22 @@ def rewrite(
     canonical: bool = False,
     training: bool = False,
 ) -> tuple[fx.GraphModule, Plan]:
-    """Returns a copy of `gm` with its matmuls in int8, and the plan that says what became of each.
+    """Returns a copy of `gm` with its matmuls in int8, and the plan, which says for each matmul
+    whether it became int8 or why it stays float.
 
         int8, plan = qfx.rewrite(qfx.trace(model, x), "w8a8")
         print(plan)
 
     `gm`: from `qfx.trace`, `torch.export.export(...).module()` or any FX tool; it is not changed.
-    Any other module is traced first. `config`: what `Config.of` takes.
+    Any other module is traced first. `config`: the name of a scheme, a Config, or whatever else
+    `Config.of` takes.
 
     The weights are quantized and packed now, so later changes to them have no effect. If the graph
     does not know its shapes (traced without example inputs), gains cannot be predicted and every
-    legal site is quantized. `training` keeps the float weights as parameters, quantizes them at
-    every call and gives them straight-through gradients. `canonical` keeps readable operators for
-    each site (docs/tour.md). Raises ValueError for a pattern of `config` that matches nothing and
-    for a recipe of another model.
+    matmul that can be int8 is quantized. `training` keeps the float weights as parameters,
+    quantizes them at every call and gives them straight-through gradients. `canonical` keeps
+    readable operators for each matmul (docs/tour.md). Raises ValueError for a pattern of `config`
+    that matches nothing and for a recipe of another model.
     """
     config = Config.of(config)
     copy = clone(gm) if isinstance(gm, fx.GraphModule) else trace(gm)

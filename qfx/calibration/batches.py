@@ -14,8 +14,8 @@ _MOST = 8  # at most this many batches are used for predictions
 
 @dataclass(frozen=True)
 class BatchSlice:
-    """The batches from index `start` up to but not including `stop`, read again at each
-    iteration."""
+    """The batches from index `start` up to but not including `stop`. Each iteration reads `batches`
+    anew."""
 
     batches: Iterable[Any]
     start: int
@@ -40,7 +40,8 @@ class Transformed:
 
 
 def parted(batches: Iterable[Any], count: int) -> tuple[BatchSlice, BatchSlice]:
-    """Returns the batches on which weights are rounded and those on which predictions are made.
+    """Splits the batches: returns those on which weights are rounded, and those on which
+    divergences are predicted.
 
     Predictions use the last quarter of the `count` batches: at least one and at most 8. A single
     batch is used for both.

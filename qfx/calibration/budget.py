@@ -1,6 +1,7 @@
-"""Budget: chooses one candidate for each group so that all together stay within a budget.
+"""Budget: chooses one candidate (a way to quantize) for each group of matmuls with one input, so
+that all together stay within a budget.
 
-Each candidate spends some of the budget (for example bytes), and the spending adds up over sites,
+Each candidate spends some of the budget (for example bytes), and the spending adds up over groups,
 so the choice is a knapsack problem. It is solved greedily: steps along the lower convex hull of
 each group are taken in the order of what they save for what they spend. The first step that does
 not fit ends the search. Because such a step may be a very expensive one, the search is repeated
@@ -21,7 +22,8 @@ Group = Sequence[Candidate]
 
 
 class Terms(NamedTuple):
-    """Two properties of a candidate: what it spends of the budget, and the quantity to minimize."""
+    """Two properties of a candidate: the amount that it spends of the budget, and the quantity to
+    minimize."""
 
     spent: Callable[[Candidate], float]
     least: Callable[[Candidate], float]
@@ -41,7 +43,8 @@ class _Upgrade(NamedTuple):
 
 
 def by_divergence(groups: Sequence[Group], budget: float) -> Choice:
-    """Returns the fastest choice found whose divergences add up to at most `budget`."""
+    """Returns the fastest choice found whose divergences (predicted changes of the model's output)
+    add up to at most `budget`."""
     return within(groups, budget, Terms(lambda c: c.divergence, lambda c: c.seconds))
 
 
@@ -79,15 +82,15 @@ def within(groups: Sequence[Group], budget: float, terms: Terms) -> Choice:
 
 
 def _steps(groups: Sequence[Group], limit: float, terms: Terms) -> list[_Upgrade]:
-    """Returns all steps between candidates that spend at most `limit`, the most worthwhile
-    first."""
+    """Returns the steps of all groups between candidates that spend at most `limit`. Steps that
+    save most for what they spend come first."""
     found = [s for i, group in enumerate(groups) for s in _hull(i, group, limit, terms)]
     return sorted(found, key=lambda step: step.worth, reverse=True)  # stable: keeps a group's order
 
 
 def _hull(index: int, group: Group, limit: float, terms: Terms) -> Iterator[_Upgrade]:
-    """Yields a group's steps from the candidate that spends least to the best one, each worth less
-    than the one before."""
+    """Yields a group's steps along its lower convex hull, from the candidate that spends least to
+    the best one. Each step saves less for what it spends than the step before."""
     now, usable = (
         _thriftiest(group, terms),
         [i for i, c in enumerate(group) if terms.spent(c) <= limit],

@@ -1,5 +1,5 @@
-"""`calibrate`: runs a model on batches of inputs and returns a Recipe: how each site is
-quantized."""
+"""`calibrate`: runs a model on batches of inputs and returns a Recipe, which states how each matmul
+is quantized."""
 
 from __future__ import annotations
 
@@ -71,7 +71,8 @@ def calibrate(
     progress: bool = True,
     transform: Callable[[Any], Any] | None = None,
 ) -> Recipe:
-    """Runs `model` on `batches` in float and chooses scheme, smoothing and ranges for each site.
+    """Runs `model` on `batches` in float and chooses scheme, smoothing and ranges for each of its
+    matmuls.
 
         recipe = qfx.calibrate(model, batches, "w8a8")
         compiled = torch.compile(model, backend="qfx", options={"recipe": recipe})
@@ -82,36 +83,37 @@ def calibrate(
     labels.
 
     `config`: its `scheme` is tried with several strengths of smoothing, and with up to 8 outlying
-    features in float. Sites of a static preset may fall back to dynamic scales per token.
+    features in float. Matmuls of a static preset may fall back to dynamic scales per token.
 
     `observer`: how static ranges are found: minmax, moving-average, percentile (99.99), mse or
     entropy.
 
-    `rounding`: how the weights of the chosen candidates become codes. "nearest" rounds to nearest.
-    "gptq" loses less on the observed inputs, at no cost in the kernels. "gptq-sequential" also
-    compensates a part of the error of the preceding matmuls; it is worth its time for low-bit
-    weights, and needs a model that is captured as one graph. The codes are valid only for these
-    weights. Both gptq methods, and static scales, need batches that can be read twice.
+    `rounding`: how the weights of the chosen candidates are rounded to integers. "nearest" rounds
+    to nearest. "gptq" loses less on the observed inputs, at no cost in the kernels.
+    "gptq-sequential" also compensates a part of the error of the preceding matmuls; it is worth its
+    time for low-bit weights, and needs a model that is captured as one graph. The integers are
+    valid only for these weights. Both gptq methods, and static scales, need batches that can be
+    iterated over twice.
 
     `also`: presets or schemes that are tried in addition to that of the config, so that matmuls
     whose error costs more get more bits.
 
     The choice is made in one of four ways. By default the result is the fastest choice, according
-    to the cost model, whose error, summed over sites as noise power relative to signal power, is at
-    most `max_sqnr_loss_db` dB above that of the most accurate choice. With `metric(quantized_model)
-    -> float`, where higher is better, it is the fastest choice whose metric is at most `max_drop`
-    below that of `model`; sites may then stay float.
+    to the cost model, whose error, summed over matmuls as noise power relative to signal power, is
+    at most `max_sqnr_loss_db` dB above that of the most accurate choice. With
+    `metric(quantized_model) -> float`, where higher is better, it is the fastest choice whose
+    metric is at most `max_drop` below that of `model`; matmuls may then stay float.
 
-    With `max_divergence` the result is a fast choice whose sites are predicted to change the
-    model's output, all together, by at most `max_divergence` (docs/numerics.md (D1)); sites may
+    With `max_divergence` the result is a fast choice whose matmuls are predicted to change the
+    model's output, all together, by at most `max_divergence` (docs/numerics.md (D1)); matmuls may
     stay float. The prediction uses gradients of a `loss`. "labels" draws labels from the
     distribution given by the logits, and the divergence is in nats per prediction. "direction" uses
     a random direction for each row of the output, and the divergence is half of the squared
     relative error, which is 1 - cosine. A function maps the model's output to the loss of each
     prediction; its labels should be the model's own. The default is "labels" if the output has an
     entry `logits`, else "direction". Gradients are taken on the last quarter of the batches, at
-    most 8, which are read again and which "gptq" then does not use. Parameters, their gradients and
-    their `requires_grad` stay unchanged.
+    most 8, which the model runs again and which "gptq" then does not use. Parameters, their
+    gradients and their `requires_grad` stay unchanged.
 
     With `max_bits` the weights take at most `max_bits` bits per element on average, scales
     included, and the result is the choice found with the least divergence, predicted in the same
@@ -124,10 +126,10 @@ def calibrate(
 
     Ctrl-C ends the observation; the batches that were observed count. Memory: samples of at most
     256 rows per activation, in total at most an eighth of the model or 16 MiB; a copy of the
-    buffers; for "gptq" the codes, a quarter of the model for second moments and a few matrices [K,
-    K] of the largest K; for "gptq-sequential", instead of the quarter, twice the tensors that all
-    batches hold at one matmul; for `max_divergence` what one batch keeps for its gradients, and for
-    "gptq" the codes of every candidate.
+    buffers; for "gptq" the rounded weights, a quarter of the model for second moments and a few
+    matrices [K, K] of the largest K; for "gptq-sequential", instead of the quarter, twice the
+    tensors that all batches hold at one matmul; for `max_divergence` what one batch keeps for its
+    gradients, and for "gptq" the rounded weights of every candidate.
 
     Raises ValueError if there are no batches, if the model cannot be called with a batch, for a
     pattern that fits nothing, for an unknown observer, rounding or loss, if no graph was captured,
@@ -204,7 +206,7 @@ def calibrate(
 
 
 def _warned_if_float(recipe: Recipe) -> Recipe:
-    """Returns the recipe, and warns with the reasons if it leaves every matmul in float."""
+    """Returns the recipe unchanged. If it leaves every matmul in float, warns with the reasons."""
     if recipe.sites and all(site.scheme is None for site in recipe.sites):
         reasons = defaultdict(list)
         for site in recipe.sites:
@@ -259,7 +261,8 @@ def _parameter_bytes(model: Model) -> int:
 
 
 def _wanted(session: Session, config: Config) -> dict[SiteKey, SharedInput]:
-    """Returns the groups without the sites that the config's patterns exclude."""
+    """Returns the groups of matmuls with one input, by key, without the matmuls that the config's
+    patterns exclude."""
     patterns = Config(skip=config.skip, only=config.only)  # a static preset would require a recipe
     check_names(patterns, session.names)
     result = {}
@@ -273,8 +276,8 @@ def _wanted(session: Session, config: Config) -> dict[SiteKey, SharedInput]:
 def _ranges(
     found: Found, observer: str, session: Session, observe: Callable[[str], object]
 ) -> dict[At, tuple[float, int]]:
-    """Returns (scale, zero point) of each static candidate's activation, observed after its
-    transform."""
+    """Returns (scale, zero point) for the input of each candidate with a static scheme. The model
+    runs once more, and the input is observed after smoothing and rotation."""
     static = {
         (key, i): (candidate, candidate.scheme.x)
         for key, each in found.items()

@@ -1,8 +1,9 @@
-"""Choose: one candidate for each group, the cheapest choice whose error meets the goal.
+"""Choose: picks one candidate (a way to quantize) for each group of matmuls with one input. The
+result is the cheapest choice found whose error meets the goal.
 
-The errors of sites are noise powers relative to their signals, and the error of the model is taken
-as their sum. Sites are therefore independent and a choice is a knapsack problem, which is solved
-greedily by the gain per added error.
+The errors of matmuls are noise powers relative to their signals, and the error of the model is
+taken as their sum. Matmuls are therefore independent and a choice is a knapsack problem, which is
+solved greedily by the gain per added error.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def by_metric(
 ) -> Choice:
     """Returns the choice nearest to the fastest one for which `drop(choice)` is at most `allowed`.
 
-    Steps away from the fastest choice are taken in the order of sensitivity: first the sites whose
+    Steps away from the fastest choice are taken in the order of sensitivity: first the groups whose
     error falls most become as accurate as int8 can be, then those with the largest remaining error
     become float. The number of steps is found by bisection, so `drop` is called about log2(2
     groups) times.

@@ -1,4 +1,4 @@
-"""The arguments of a calibration: checks of its names and goals, and the schemes to try."""
+"""Checks the names and goals among the arguments of a calibration, and lists the schemes to try."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ def checked_bytes(
 
 
 def ladder_of(config: Config, also: Sequence[str | Scheme]) -> tuple[Scheme, ...]:
-    """Returns the schemes to try: that of the config, for a static preset also the same scheme with
-    dynamic scales per token, and those in `also`."""
+    """Returns the schemes to try: the scheme of the config, for a static preset also the same
+    scheme with dynamic scales per token, and those in `also`."""
     chosen = config.chosen
     more = [replace(config, scheme=scheme).chosen for scheme in also]
     if isinstance(config.scheme, str) and chosen.x is not None and chosen.x.static:

@@ -1,4 +1,5 @@
-"""GPTQ: codes of a weight that lose little on given inputs, found column by column. (Q8)-(Q10)
+"""GPTQ: rounds a weight column by column so that it loses little on given inputs, equations (Q8) to
+(Q10).
 
 Source: Frantar et al., GPTQ, 2023. The error of a column is compensated by the columns that are not
 rounded yet. This implementation uses the equivalent form of Babai's nearest plane: one Cholesky
@@ -24,8 +25,9 @@ _BLOCK = 128  # columns between two matmuls
 
 
 class Hessian:
-    """The sum H = sum_m x_m x_m^T over the rows of a stream [*, K], float32 [K, K], and the number
-    of rows. Rows with a NaN or an infinity, or too large for sums of squares, are left out. (Q8)"""
+    """The sum H = sum_m x_m x_m^T over the rows x_m of all inputs [*, K] of a matmul, float32 [K,
+    K], and the number of rows, equation (Q8). Rows with a NaN or an infinity, or too large for sums
+    of squares, are left out."""
 
     def __init__(self, k: int) -> None:
         self.h_kk = torch.zeros(k, k, dtype=torch.float32, device="cpu")
@@ -46,8 +48,8 @@ class Hessian:
 
 
 class ComparedMoments(Hessian):
-    """The sum H over the rows x_m of the model rounded so far, and also C = sum_m (f_m - x_m)
-    x_m^T, where f_m are the same rows in float. (Q11)"""
+    """H over the rows x_m that a matmul gets from the model rounded so far, and also C = sum_m (f_m
+    - x_m) x_m^T, where f_m are the same rows in the float model, equation (Q11)."""
 
     def __init__(self, k: int) -> None:
         super().__init__(k)
@@ -73,7 +75,8 @@ class Order(NamedTuple):
 
 @without_autocast
 def ordered(moments: Hessian) -> Order:
-    """Returns the order that rounds the columns of most power first. (Q9)"""
+    """Returns the order in which the columns of a weight are rounded, those with the largest inputs
+    first, and how their errors are distributed, equation (Q9)."""
     h_kk = moments.h_kk
     columns = h_kk.diagonal().argsort(descending=True, stable=True)
     mean = h_kk.diagonal()[columns].double().mean().item() if h_kk.numel() else 0.0
@@ -86,7 +89,8 @@ def ordered(moments: Hessian) -> Order:
 
 
 def _ways(moments: Hessian, damping: float) -> Tensor | None:
-    """Returns a part of C (h + damping)^-1, or None if nothing was lost before. (Q11)"""
+    """Returns a fraction of C (h + damping)^-1, which corrects the weight for the error of
+    preceding matmuls, equation (Q11). Returns None if these have no error."""
     if not isinstance(moments, ComparedMoments) or not moments.c_kk.any():
         return None
     h = moments.h_kk.double()
@@ -96,8 +100,9 @@ def _ways(moments: Hessian, damping: float) -> Tensor | None:
 
 
 def _share(h_kk: Tensor, columns: Tensor, damping: float) -> Tensor | None:
-    """Returns U_ij / U_jj, where U is upper triangular and U U^T = h + damping, with h in the order
-    of `columns`. Returns None if there is no such U.
+    """Returns U_ij / U_jj, the fraction of the error of column i that goes to column j, where U is
+    upper triangular and U U^T = h + damping, with h in the order of `columns`. Returns None if
+    there is no such U.
 
     U is a Cholesky factor of the reversed matrix. At most two float64 matrices exist at once,
     because they dominate the memory for a large K.
@@ -112,11 +117,11 @@ def _share(h_kk: Tensor, columns: Tensor, damping: float) -> Tensor | None:
 
 @without_autocast
 def rounded_codes(w_nk: Tensor, spec: QSpec, order: Order) -> Tensor:
-    """Returns int8 codes [N, K] for `w_nk` float32 [N, K] under the scales given by `spec`.
-    (Q9)-(Q11)
+    """Returns `w_nk`, float32 [N, K], rounded to int8 [N, K] with the scales given by `spec`,
+    equations (Q9) to (Q11).
 
-    A row keeps the codes rounded to nearest if its error d, measured as sum_kl d_k H_kl d_l, would
-    be larger otherwise, or if it contains a NaN or an infinity.
+    A row is rounded to nearest if its error d, measured as sum_kl d_k H_kl d_l, would be larger
+    otherwise, or if it contains a NaN or an infinity.
     """
     nearest = quantize(w_nk, spec)
     if not w_nk.numel():
@@ -129,8 +134,8 @@ def rounded_codes(w_nk: Tensor, spec: QSpec, order: Order) -> Tensor:
 
 
 def _spread(w_nk: Tensor, nearest: Quantized, order: Order) -> Tensor:
-    """Computes (Q9) on the transpose, with the columns in order as rows, so that values read
-    together are contiguous."""
+    """Computes equation (Q9); returns int8 [N, K]. Works on the transpose, with the columns in
+    order as rows, so that values needed together are contiguous."""
     _, scale, zero, spec = nearest
     qmin, qmax = code_range(spec.bits, spec.symmetric)
     group = order.columns // spec.group if spec.group else torch.zeros_like(order.columns)

@@ -1,4 +1,5 @@
-"""Losses of a model's output whose gradients measure what a change of the output costs. (D2) (D3)
+"""Losses of a model's output whose gradients measure the effect of a change of the output,
+equations (D2) and (D3).
 
 Each loss function returns one loss per prediction, that is per row of the output. The random
 numbers are seeded, so the losses are the same each time.
@@ -21,7 +22,7 @@ Loss = str | Callable[[Any], Tensor]  # a name of `LOSSES`, or a function of wha
 
 def labels(output: Any, random: torch.Generator) -> Tensor:
     """Returns the cross entropy of logits [..., V] with labels drawn from the distribution that the
-    logits define. Rows with a NaN are left out. (D2)"""
+    logits define, equation (D2). Rows with a NaN are left out."""
     rows = _rows(_logits_of(output))
     drawn, usable = _drawn(rows.detach(), random)
     rows = rows if usable.all() else rows[usable]
@@ -29,8 +30,8 @@ def labels(output: Any, random: torch.Generator) -> Tensor:
 
 
 class _CrossEntropy(torch.autograd.Function):
-    """Cross entropy that computes the softmax again in the backward. PyTorch's keeps two tensors of
-    the size of the logits."""
+    """Cross entropy that saves memory by computing the softmax again in the backward. PyTorch's own
+    keeps two tensors of the size of the logits."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, drawn: Tensor) -> Tensor:
@@ -57,8 +58,8 @@ def _drawn(logits: Tensor, random: torch.Generator) -> tuple[Tensor, Tensor]:
 
 
 def direction(output: Any, random: torch.Generator) -> Tensor:
-    """Returns the product of each output row with a random direction, divided by the row's length.
-    (D3)"""
+    """Returns the scalar product of each output row with a random direction, divided by the norm of
+    the row, equation (D3)."""
     rows = _rows(_first(output))
     lengths = rows.detach().norm(dim=-1).clamp_min(1e-30)
     towards = torch.randn(rows.shape, generator=random, dtype=torch.float32, device="cpu")

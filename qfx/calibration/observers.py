@@ -1,4 +1,4 @@
-"""Observers: determine a static range for a stream of activations, in bounded memory.
+"""Observers: determine the range of an activation for a static scale, in bounded memory.
 
 Each observer takes tensors by `update` and returns `(low, high)` by `range`; the range contains
 zero. The observers that clip use a `Histogram`.
@@ -26,7 +26,7 @@ class Observer(Protocol):
 
 
 class MinMax:
-    """The smallest and the largest value observed."""
+    """An observer whose range extends from the smallest to the largest value observed."""
 
     def __init__(self) -> None:
         self.low = self.high = 0.0
@@ -40,7 +40,8 @@ class MinMax:
 
 
 class MovingAverage:
-    """An exponential average of the extremes of each batch: a <- momentum a + (1 - momentum) b."""
+    """An observer whose range is an exponential average of the extremes b of each batch: a <-
+    momentum a + (1 - momentum) b."""
 
     def __init__(self, momentum: float = 0.9) -> None:
         if not 0 <= momentum < 1:
@@ -58,9 +59,9 @@ class MovingAverage:
 
 
 class Histogram:
-    """Counts of values in `BINS` bins of [-limit, limit]. The limit, a power of two, doubles as
-    values grow: pairs of bins merge, so no count is lost and the result does not depend on the
-    order of batches."""
+    """Counts values in `BINS` bins of [-limit, limit]. The limit, a power of two, doubles as values
+    grow: pairs of bins merge, so no count is lost and the result does not depend on the order of
+    batches."""
 
     def __init__(self) -> None:
         self.limit = 0.0
@@ -110,8 +111,8 @@ class _Clipping:
         self.histogram.update(x)
 
     def range(self) -> tuple[float, float]:
-        """Returns the fraction of the full range with the smallest `loss`, of a fixed set of
-        fractions."""
+        """Returns the range with the smallest `loss`, among the full range multiplied by each of a
+        fixed set of fractions."""
         low, high = self.histogram.extremes()
         if low == high:
             return low, high
@@ -125,7 +126,8 @@ class _Clipping:
 
 
 class Percentile(_Clipping):
-    """The narrowest range that leaves out at most `100 - percentile` percent of the values."""
+    """An observer whose range is the narrowest that leaves out at most `100 - percentile` percent
+    of the values."""
 
     percentile = 99.99
 
@@ -146,7 +148,7 @@ class Percentile(_Clipping):
 
 
 class MeanSquare(_Clipping):
-    """The range whose codes have the least mean square error."""
+    """An observer whose range has the least mean square error of the quantized values."""
 
     def loss(self, clipped: tuple[float, float]) -> float:
         values, counts = self.histogram.centres, self.histogram.counts
@@ -155,8 +157,8 @@ class MeanSquare(_Clipping):
 
 
 class Entropy(_Clipping):
-    """The range for which the distribution of the codes diverges least from that of the values
-    (Kullback-Leibler).
+    """An observer whose range makes the distribution of the quantized values diverge least from
+    that of the values (Kullback-Leibler).
 
     Source: Migacz, 8-bit inference with TensorRT (2017). Clipped values count at the edges of the
     reference; within a code, the quantized distribution is uniform over the bins that are not
@@ -193,8 +195,8 @@ OBSERVERS: dict[str, Callable[[int, bool], Observer]] = {
 
 
 def step_of(low: float, high: float, bits: int, symmetric: bool) -> tuple[float, int]:
-    """Returns (scale, zero point) of codes for the range [low, high], which contains zero. (Q1)
-    (Q2)"""
+    """Returns (scale, zero point) for quantizing the range [low, high], which contains zero, to
+    `bits` bits, equations (Q1) and (Q2)."""
     qmin, qmax = code_range(bits, symmetric)
     if symmetric:
         return max(max(-low, high) / qmax, SMALLEST_SCALE), 0
@@ -203,7 +205,7 @@ def step_of(low: float, high: float, bits: int, symmetric: bool) -> tuple[float,
 
 
 def _extremes(x: Tensor) -> tuple[float, float]:
-    """Returns the minimum and the maximum of zero and the finite values."""
+    """Returns the minimum and the maximum of the finite elements of x and zero."""
     x = x.detach()
     x = x[x.isfinite()]
     if not x.numel():

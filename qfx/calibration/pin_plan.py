@@ -1,4 +1,5 @@
-"""`pin`: the plan of a model on this machine, as a recipe that every machine follows.
+"""`pin`: records which matmuls of a model run in int8 on this machine, as a recipe that makes every
+machine decide the same.
 
 Which matmuls run in int8 depends on times measured on a machine, so two machines may compute
 different numbers. A pinned plan leaves no such decision to them.
@@ -45,11 +46,11 @@ def pin(
     Given as the option `recipe`, the result makes every machine decide the same; matmuls that are
     not in it stay float. `Recipe.save` writes it to a file.
 
-    `options`: as for the backend; a recipe among them is included in the result. A size that varies
-    gets one decision, that for these inputs. The model and the default random generators are
-    restored, as after `qfx.explain`. Raises ValueError for a wrong option, if no graph was
-    captured, if a weight has no known size, and if two graphs decide a matmul of the same name
-    differently.
+    `options`: those of the backend; a recipe among them is included in the result. A matmul with a
+    dynamic size gets the decision for the size in these inputs. The model and the default random
+    generators are restored, as after `qfx.explain`. Raises ValueError for a wrong option, if no
+    graph was captured, if a weight has no known size, and if two graphs decide a matmul of the same
+    name differently.
     """
     config, _ = parse_options(options)
     costs, plans = current_costs(), list[Plan]()
@@ -94,8 +95,8 @@ def _products(plan: Plan) -> list[PinnedProduct]:
 
 
 def _once(values: Sequence[Value]) -> tuple[Value, ...]:
-    """Merges the values of several graphs, each of which may hold one layer, or the same layer for
-    other inputs."""
+    """Returns each value once. Several graphs may contain the same layer, for other inputs; raises
+    UserError if they decide differently on it."""
     found: dict[tuple[str, int], Value] = {}
     for value in values:
         first = found.setdefault((value.name, value.call), value)

@@ -1,4 +1,5 @@
-"""Prediction of how much each candidate changes the model's output. (D1)
+"""Predicts how much each candidate (a way to quantize matmuls) changes the model's output, equation
+(D1).
 
 A few batches run forward and backward. After each batch, the errors of every candidate on the
 sampled rows are combined with the gradients at these rows, so only one batch is in memory.
@@ -33,8 +34,8 @@ def predicted(
     found: Mapping[SiteKey, Sequence[Candidate]],
     observer: str,
 ) -> dict[SiteKey, list[Candidate]]:
-    """Returns the candidates with the divergence of each of their sites: NaN if no gradient was
-    seen."""
+    """Returns the candidates `found` of each group, now with the divergence that each of their
+    matmuls causes: NaN if no gradient was seen."""
     random, predictions = torch.Generator().manual_seed(0), 0
     totals: dict[SiteKey, Tensor] = {}  # [candidates, sites]
     with unchanged(model, "calibrate"), _constant_parameters(model):
@@ -61,9 +62,9 @@ def predicted(
 
 @contextmanager
 def _constant_parameters(model: Callable[..., Any]) -> Iterator[None]:
-    """Makes trainable parameters constants to autograd inside the context. Modules then run as they
-    do without gradients (the encoders of torch.nn take their fast path), and nothing is kept for
-    gradients of weights."""
+    """Makes trainable parameters constants to autograd inside the `with` block. Modules then run as
+    they do without gradients (the encoders of torch.nn take their fast path), and no memory is used
+    for gradients of weights."""
     module = module_of(model)
     trained = [p for p in module.parameters() if p.requires_grad] if module else []
     try:
@@ -79,8 +80,8 @@ def _with_divergences(
     each: Sequence[Candidate], divergences: Tensor, group: SharedInput
 ) -> list[Candidate]:
     """Returns the candidates with their divergences. The float candidate has divergence 0, and its
-    reason states what int8 would add. Its time is at least 1.1 times that of the fastest int8
-    candidate, so that the sites that passed the minimum gain are preferred in int8."""
+    reason states what int8 would add. Its time is set to at least 1.1 times that of the fastest
+    int8 candidate, so that int8 is preferred for matmuls that passed the minimum gain."""
     rows = divergences.expand(len(each), len(group.readers)).tolist()
     candidates = [replace(c, divergences=tuple(row)) for c, row in zip(each, rows, strict=True)]
     least = min((c.divergence for c in candidates if c.scheme), default=0.0)

@@ -1,6 +1,6 @@
-"""Record: what calibration keeps of the activations that sites read, in bounded memory.
+"""Records statistics and samples of the activations that matmuls multiply, in bounded memory.
 
-Sites that read the same activation share one record, just as they will share its codes.
+Matmuls with the same input share one record, just as they will share its quantized form.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Updated(Protocol):
 
 class Transform(NamedTuple):
     """The transform x' = rotate(x * factor) applied before x is quantized, with the columns
-    `outliers` set to zero. (R1) (R3)"""
+    `outliers` set to zero, equations (R1) and (R3)."""
 
     factor: Tensor | None = None
     rotation: int = 0
@@ -48,7 +48,8 @@ class Transform(NamedTuple):
         return transformed_weight(self._zeroed(w_nk), self.factor, self.rotation).float()
 
     def in_float(self, x: Tensor, w_nk: Tensor) -> Tensor | float:
-        """Returns what the outlier columns add to the product."""
+        """Returns the part x W^T of the outlier columns [M, N], which is computed in float; 0.0 if
+        there are none."""
         columns = list(self.outliers)
         return x[:, columns] @ w_nk[:, columns].t() if columns else 0.0
 
@@ -62,8 +63,8 @@ class Transform(NamedTuple):
 
 @dataclass
 class ActivationRecord:
-    """Statistics of a stream of rows [*, K]: the largest magnitude of each channel, and some of the
-    rows.
+    """Statistics of an activation [*, K] over all calls: the largest magnitude of each channel, and
+    some of the rows.
 
     The rows are a uniform sample, whatever the number of batches, and the same sample every time,
     plus the few rows with the largest elements, which a sample would miss.
@@ -130,7 +131,7 @@ class ActivationRecord:
 
 
 class CalibrationSite(NamedTuple):
-    """A site during calibration: its key, its names and its weight."""
+    """A site (one matmul of a graph) during calibration: its key, its names and its weight."""
 
     key: SiteKey
     names: tuple[str, ...]  # matched against patterns
@@ -157,7 +158,8 @@ class CalibrationSite(NamedTuple):
 
 @dataclass(frozen=True)
 class SharedInput:
-    """The sites that read one activation, and the activation's dtype."""
+    """A group: the sites (matmuls) that multiply the same activation, and the dtype of this
+    activation."""
 
     activation: ActivationRecord
     readers: tuple[CalibrationSite, ...]
@@ -165,13 +167,14 @@ class SharedInput:
 
     @property
     def m(self) -> int:
-        """The average number of rows per call."""
+        """The average number M of rows of the activation per call."""
         return round(self.activation.rows / max(self.activation.calls, 1))
 
 
 @dataclass
 class Session:
-    """All groups of a model, by the key of their first site, and the observers of their inputs."""
+    """The groups found in all graphs of a model, each by the key of its first site, and the
+    observers of their inputs."""
 
     room: int = ROWS
     groups: dict[SiteKey, SharedInput] = field(default_factory=dict)
@@ -179,7 +182,8 @@ class Session:
     observers: dict[SiteKey, list[tuple[Transform, Updated]]] | None = None  # of a further pass
 
     def run(self, gm: fx.GraphModule, prefixes: Mapping[str, str], arguments: Sequence[Any]) -> Any:
-        """Runs one call of a captured graph and records the inputs of the sites that int8 suits."""
+        """Runs one call of a captured graph, and records the inputs of the sites that can be
+        int8."""
         matches = matches_of(gm, prefixes)
         self.names.update(name for m in matches for name in m.names)
         suited = [(key, site) for key, site in keyed_sites(matches) if not why_excluded(site)]
@@ -193,7 +197,8 @@ class Session:
                 observer.update(transform.of(x))
 
     def fit(self, memory: float) -> None:
-        """Shrinks the samples, present and future, so that they take at most `memory` bytes."""
+        """Limits the number of rows in all samples, also in later ones, so that they take at most
+        `memory` bytes."""
         width = sum(g.activation.k for g in self.groups.values())
         self.room = min(self.room, max(int(memory / max(width * 4 * 9 / 8, 1)), 8))
         for group in self.groups.values():
@@ -206,7 +211,8 @@ def matches_of(gm: fx.GraphModule, prefixes: Mapping[str, str]) -> Sequence[Matc
 
 
 def keyed_sites(matches: Sequence[Match]) -> list[tuple[SiteKey, Site]]:
-    """Returns the sites, each with the key that distinguishes it from sites of the same name."""
+    """Returns the sites (matmuls) among `matches`, each with a key: its name and its number among
+    the sites of this name."""
     counts, found = Counter[str](), []
     for site in of_kind(matches, Site):
         found.append(((site.name, counts[site.name]), site))
@@ -215,8 +221,8 @@ def keyed_sites(matches: Sequence[Match]) -> list[tuple[SiteKey, Site]]:
 
 
 class Recorder(fx.Interpreter):
-    """An interpreter that runs a graph and passes each activation that sites read to `saw`, with
-    all the sites that read it."""
+    """An interpreter that runs a graph and passes each input of sites to `saw`, together with all
+    sites that multiply it."""
 
     def __init__(self, gm: fx.GraphModule, sites: Sequence[tuple[SiteKey, Site]]) -> None:
         super().__init__(gm)
@@ -228,7 +234,8 @@ class Recorder(fx.Interpreter):
         self._keep({site.weight for _, site in sites})
 
     def _keep(self, weights: set[fx.Node]) -> None:
-        """Keeps weights that are read through a view until their site runs."""
+        """Prevents the interpreter from freeing weights that sites use through a view before these
+        sites run."""
         for node, read in self.user_to_last_uses.items():
             self.user_to_last_uses[node] = [n for n in read if n not in weights]
 

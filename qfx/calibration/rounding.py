@@ -1,7 +1,7 @@
-"""Rounding: chooses the codes of int8 sites according to the inputs they receive.
+"""Rounds the weights of int8 sites (matmuls) with GPTQ, according to the inputs that they receive.
 
-The second moments of all inputs would take as much memory as the model, so the batches are read
-several times, each time for as many sites as fit.
+The second moments of all inputs would take as much memory as the model, so the model runs on the
+batches several times, each time for as many sites as fit.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ def rounded(
     observe: Callable[[str], object],
     memory: float,
 ) -> dict[SiteKey, Candidate]:
-    """Returns the candidates with codes for each of their sites, or with the reason why they have
-    none.
+    """Returns the chosen candidates with a rounded weight for each of their sites, or with the
+    reason why these are rounded to nearest.
 
     `observe` runs the batches. `memory`: bytes that second moments may take at once; those of one
     activation are always allowed.
@@ -66,8 +66,8 @@ def rounded_in_turn(
     observer: str,
     run: Callable[[Chosen, Callable[[SiteKey, ComparedMoments], Candidate]], None],
 ) -> dict[SiteKey, Candidate]:
-    """Returns the same as `rounded`, with codes found by (Q11). `run` calls its second argument for
-    one group after the other."""
+    """Returns the same as `rounded`, with weights rounded by equation (Q11). `run` calls its second
+    argument for one group after the other."""
     result = {key: _with_rounding_reason(candidate) for key, candidate in chosen.items()}
 
     def round_group(key: SiteKey, moments: ComparedMoments) -> Candidate:
@@ -82,8 +82,8 @@ def rounded_in_turn(
 def all_rounded(
     found: Mapping[SiteKey, Sequence[Candidate]], rounded_of: Callable[[Chosen], Chosen]
 ) -> dict[SiteKey, list[Candidate]]:
-    """Returns all candidates of each group, rounded by calls of `rounded_of` with one candidate per
-    group."""
+    """Returns all candidates of each group with rounded weights. Each call of `rounded_of` rounds
+    one candidate per group."""
     result: dict[SiteKey, list[Candidate]] = {key: [] for key in found}
     for i in range(max(map(len, found.values()), default=0)):
         chosen = rounded_of({key: each[i] for key, each in found.items() if i < len(each)})
@@ -93,7 +93,8 @@ def all_rounded(
 
 
 def _with_rounding_reason(candidate: Candidate) -> Candidate:
-    """Returns the candidate, with the reason if its codes must be rounded to nearest."""
+    """Returns the candidate, with a reason if GPTQ cannot round its weights, which are then rounded
+    to nearest."""
     scheme = candidate.scheme
     if scheme is None or scheme.w.axes != PER_COLUMN:
         return candidate
@@ -103,7 +104,8 @@ def _with_rounding_reason(candidate: Candidate) -> Candidate:
 def _passes(
     keys: Sequence[SiteKey], groups: Mapping[SiteKey, SharedInput], memory: float
 ) -> Iterator[list[SiteKey]]:
-    """Yields the groups in their order, as many at a time as fit into `memory` bytes."""
+    """Yields, for each run over the batches, the keys of as many groups as have second moments that
+    fit into `memory` bytes."""
     now, taken = list[SiteKey](), 0
     for key in keys:
         size = _FLOAT32 * groups[key].activation.k ** 2
@@ -133,8 +135,8 @@ def _rounded(
 
 
 def _codes(w_nk: Tensor, transform: Transform, spec: QSpec, order: Order) -> Tensor:
-    """Returns codes int8 [N, K]. Rows are processed in blocks to save memory, for example for the
-    head of a language model."""
+    """Returns a weight rounded to int8 [N, K]. Rows are processed in blocks to save memory, for
+    example for the output layer of a language model."""
     codes = torch.empty(w_nk.shape, dtype=torch.int8, device=w_nk.device)
     rows = _ROWS if spec.axes == PER_ROW else max(w_nk.shape[0], 1)
     for w, out in zip(w_nk.split(rows), codes.split(rows), strict=True):

@@ -1,7 +1,8 @@
-"""Search: for each group of sites the candidates (a scheme and a transform each) and their errors.
+"""Search: finds the candidates for each group of matmuls with one input (a scheme and a transform
+each), and their errors.
 
-The error of a site is the mean over the sampled rows of |y - y'|^2 / max(|y|^2, mean |y|^2), where
-y is the site's output without bias. Noise in rows of little power counts as it does in the others,
+The error of a matmul is the mean over the sampled rows of |y - y'|^2 / max(|y|^2, mean |y|^2),
+where y is its output without bias. Noise in rows of little power counts as it does in the others,
 and the few rows of huge power do not dominate. On SmolLM2, smoothing chosen by this error halves
 the divergence that remains after rotation; chosen by |y - y'|^2 / |y|^2 it reduces it by a third.
 """
@@ -34,7 +35,7 @@ _SMALLEST = 1e-5  # magnitudes below this are not smoothed
 
 @dataclass(frozen=True)
 class Candidate:
-    """One way to quantize the sites of a group, its errors and its predicted time."""
+    """One way to quantize the sites (matmuls) of a group, its errors and its predicted time."""
 
     scheme: Scheme | None  # None: float
     transform: Transform
@@ -51,14 +52,16 @@ class Candidate:
 
     @property
     def divergence(self) -> float:
-        """The sum over the sites; infinite if unknown."""
+        """The predicted change of the model's output, summed over the sites; infinite if
+        unknown."""
         total = sum(self.divergences) if self.divergences else math.inf
         return total if total == total else math.inf
 
 
 @dataclass(frozen=True)
 class _Problem:
-    """The weights of a group (at most `WEIGHT_ROWS` rows of each) and its outputs on rows `x`."""
+    """The data on which the candidates of a group are compared: its weights (at most `WEIGHT_ROWS`
+    rows of each) and their float outputs `exact` for the input rows `x`."""
 
     group: SharedInput
     x: Tensor
@@ -67,8 +70,8 @@ class _Problem:
 
     @classmethod
     def of(cls, group: SharedInput, per_row: bool, x: Tensor | None = None) -> _Problem:
-        """Makes the problem of a group. `per_row`: each row of a weight is quantized by itself, so
-        that a few rows can represent all. `x`: rows to use instead of the sampled ones."""
+        """Returns the problem of a group. `per_row`: each row of a weight is quantized by itself,
+        so that a few rows can represent all. `x`: rows to use instead of the sampled ones."""
         weights = [reader.w_nk for reader in group.readers]
         if per_row:
             weights = [_some_rows(w) for w in weights]
@@ -80,13 +83,13 @@ class _Problem:
         return self.errors_of(Candidate(scheme, transform, (), 0.0), observer)
 
     def errors_of(self, candidate: Candidate, observer: str) -> tuple[float, ...]:
-        """Returns the error of each site."""
+        """Returns the error of each site for this candidate."""
         noisy = self.noisy(candidate, observer)
         return tuple(map(relative_error, self.exact, noisy))
 
     def noisy(self, candidate: Candidate, observer: str) -> Iterator[Tensor]:
-        """Yields the int8 output of each site, computed with the candidate's codes if it has
-        some."""
+        """Yields the int8 output of each site. Uses the candidate's rounded weights if it has some,
+        otherwise weights rounded to nearest."""
         scheme, transform, activation = candidate.scheme, candidate.transform, self.group.activation
         assert scheme is not None
         x_hat = transform.of(self.x)
@@ -109,7 +112,7 @@ def _some_rows(w_nk: Tensor) -> Tensor:
 
 @without_autocast
 def errors_of(group: SharedInput, candidate: Candidate, observer: str) -> tuple[float, ...]:
-    """Returns the error of each site, computed with the candidate's codes."""
+    """Returns the error of each site of the group, with the candidate's rounded weights."""
     assert candidate.scheme is not None
     per_row = candidate.scheme.w.axes == PER_ROW
     return _Problem.of(group, per_row).errors_of(candidate, observer)
@@ -120,8 +123,8 @@ def costs_of_errors(
     group: SharedInput, candidates: Sequence[Candidate], observer: str, calls: Sequence[SampledCall]
 ) -> Tensor:
     """Returns sum_tu (d_t d_u) price_tu over rows t and u of these calls, float64 [candidates,
-    sites], where d_t is the error in a site's output at row t. The result is 0 for float
-    candidates. (D1)"""
+    sites], where d_t is the error in a site's output at row t, equation (D1). The result is 0 for
+    float candidates."""
     shape = (len(candidates), len(group.readers))
     result = torch.zeros(shape, dtype=torch.float64, device="cpu")
     int8 = [(i, c) for i, c in enumerate(candidates) if c.scheme]
@@ -147,8 +150,8 @@ def candidates(
     minimum_gain: float,
 ) -> list[Candidate]:
     """Returns the candidates of a group: float, and each scheme with its best strength of
-    smoothing, and also with its outliers in float. Schemes whose predicted gain is below
-    `minimum_gain` are left out.
+    smoothing, and again with outlying features in float if there are some. Schemes whose predicted
+    gain is below `minimum_gain` are left out.
 
     The first scheme is the requested one. If it is static, the others must save a tenth of its
     time.
@@ -182,7 +185,8 @@ def candidates(
 
 
 def _bytes(group: SharedInput, scheme: Scheme | None) -> int:
-    """Returns the bytes of the stored weights, not counting the few columns that are outliers."""
+    """Returns the bytes of the group's stored weights, not counting the few columns that are
+    outliers."""
     weights = [reader.w_nk for reader in group.readers]
     if scheme is None:
         return sum(w.numel() * w.element_size() for w in weights)
@@ -190,8 +194,8 @@ def _bytes(group: SharedInput, scheme: Scheme | None) -> int:
 
 
 def _outliers(group: SharedInput, scheme: Scheme) -> tuple[int, ...]:
-    """Returns the few features of x whose maximum exceeds ten times the median of all features'
-    maxima."""
+    """Returns the indices of the few features of x whose maximum exceeds ten times the median of
+    all features' maxima."""
     if scheme.x is None or PER_COLUMN in (scheme.x.axes, scheme.w.axes):
         return ()
     absmax, k = group.activation.absmax, group.activation.k
@@ -213,8 +217,8 @@ def _best_smoothing(
 
 
 def _factors(group: SharedInput, scheme: Scheme) -> Iterator[Tensor | None]:
-    """Yields None, and 1 / s_k with s_k = x_k^a / w_k^(1 - a), where x_k and w_k are the sizes of
-    feature k."""
+    """Yields the smoothing factors to try, [K]: None, and 1 / s_k with s_k = x_k^a / w_k^(1 - a),
+    where x_k and w_k are the sizes of feature k, for each strength a."""
     if scheme.x is not None and scheme.x.axes == PER_COLUMN:
         yield 1 / group.activation.absmax.clamp_min(_SMALLEST)
         return
@@ -236,10 +240,10 @@ def _sizes(group: SharedInput, scheme: Scheme) -> Iterator[tuple[Tensor, Tensor]
 
     Without rotation the sizes are maxima, which determine the quantization steps (Xiao et al.,
     SmoothQuant, 2023). The maxima of rotated blocks follow the powers of the blocks, so with
-    rotation the sizes are root mean squares. A static step is still that of the most extreme row,
+    rotation the sizes are root mean squares. A static scale still depends on the most extreme row,
     so both are tried for static schemes. On SmolLM2 powers reduce the divergence that remains after
-    smoothing and rotation from 0.0027 to 0.0023; trying both reduces that of static scales from
-    0.0108 to 0.0101.
+    smoothing and rotation from 0.0027 to 0.0023; trying both reduces the divergence of static
+    scales from 0.0108 to 0.0101.
     """
     rotated = bool(scheme.block(group.activation.k))
     if not rotated or (scheme.x is not None and scheme.x.static):
@@ -258,8 +262,7 @@ def relative_error(exact: Tensor, noisy: Tensor) -> float:
 
 
 def rounded_activation(x: Tensor, spec: QSpec, observer: str, seen: Tensor) -> Tensor:
-    """Returns the values that the codes of x represent. A static range is that of the rows
-    `seen`."""
+    """Returns x quantized and dequantized. A static scale is determined by the rows `seen`."""
     if not spec.static:
         return dequantize(quantize(x, spec))
     watch = OBSERVERS[observer](spec.bits, spec.symmetric)
@@ -273,7 +276,7 @@ def rounded_activation(x: Tensor, spec: QSpec, observer: str, seen: Tensor) -> T
 def _times(
     group: SharedInput, scheme: Scheme, cost: CostModel, outliers: int = 0
 ) -> tuple[float, float]:
-    """Returns the predicted seconds of all sites together, in float and in int8."""
+    """Returns the predicted seconds of all sites of the group together, in float and in int8."""
     m, shapes = max(group.m, 1), [reader.w_nk.shape for reader in group.readers]
     works = [Work.linear(m, k, n, group.dtype, scheme, outliers) for n, k in shapes]
     each = [cost.estimate(work) for work in works]

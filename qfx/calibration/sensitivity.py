@@ -1,7 +1,8 @@
-"""Sensitivity: what errors in a site's output cost at the model's output. (D1)
+"""Measures how much an error in a matmul's output changes the model's output, equation (D1).
 
-A batch runs forward while autograd records, then backward. Some rows of each activation are kept,
-and for each site that reads it the products of the gradients in these rows.
+A batch runs forward while autograd records, then backward. Some rows of each matmul's input are
+sampled. For each pair of sampled rows, the scalar product of the gradients of the matmul's output
+in these rows is stored.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ ROWS = 256  # of a call; all of its M rows if it has no more
 
 
 class SampledCall(NamedTuple):
-    """Rows x [R, K] that sites read, and for each site `price` [R, R]: mean_j g_tj g_uj of rows t
-    and u, times the number of pairs of rows that each pair represents. The price is NaN if
-    gradients were turned off."""
+    """Rows x [R, K] of the input that sites share, and for each site `price` [R, R]: mean_j g_tj
+    g_uj of rows t and u of the gradient g of its output, times the number of pairs of rows that
+    each pair represents. The price is NaN if gradients were turned off."""
 
     x: Tensor
     price: Mapping[SiteKey, Tensor]
@@ -33,8 +34,8 @@ class SampledCall(NamedTuple):
 
 @dataclass
 class Gradients:
-    """The gradients of one batch. `random` draws the rows. `calls`: the sampled calls of each
-    activation, by the key of its first site."""
+    """Collects the gradients of one batch. `random` draws the rows. `calls`: the sampled calls of
+    each activation, by the key of the first site that multiplies it."""
 
     random: torch.Generator
     calls: dict[SiteKey, list[SampledCall]] = field(default_factory=dict)
@@ -71,7 +72,7 @@ class Gradients:
 
 
 class _Probe(NamedTuple):
-    """The destination of the gradient of one site's output [*shape], and the rows that are kept."""
+    """Receives the gradient of one site's output, of the shape `shape`, and stores its price."""
 
     site: Site
     shape: tuple[int, ...]
@@ -86,16 +87,16 @@ class _Probe(NamedTuple):
 
 
 def _pairs(total: int, kept: int) -> Tensor:
-    """Returns, [kept, kept], how many pairs of all rows each pair of kept rows represents; on the
-    diagonal, how many rows each row represents."""
+    """Returns, [kept, kept], the number of pairs of all rows that each pair of sampled rows
+    represents; on the diagonal, the number of rows that each row represents."""
     others = total * (total - 1) / max(kept * (kept - 1), 1)
     pairs = torch.full((kept, kept), others, dtype=torch.float32, device="cpu")
     return pairs.fill_diagonal_(total / max(kept, 1))
 
 
 class _Prober(Recorder):
-    """A recorder that adds a zero to each site's output: the gradient of the zero is that of the
-    output."""
+    """A recorder that adds a zero to each site's output: the gradient of the zero is the gradient
+    of the output."""
 
     def __init__(
         self, gm: fx.GraphModule, sites: Sequence[tuple[SiteKey, Site]], gradients: Gradients

@@ -1,9 +1,9 @@
-"""Sequential rounding: codes of one group of sites after the other, on inputs from a model whose
-preceding groups are already int8. (Q11)
+"""Sequential rounding: rounds the weights of one group of matmuls after the other, on inputs from a
+model whose preceding groups are already int8, equation (Q11).
 
-All batches advance together, once in float and once rounded. Each run stops where the next group
-reads its input, so that every node runs once per batch. The price is memory: the tensors that each
-run holds where it stops.
+All batches advance together, once in float and once rounded. Each run stops at the input of the
+next group, so that every node runs once per batch. The price is memory: the tensors that each run
+holds where it stops.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def _captured(model: Callable[..., Any], batch: Any) -> Captured:
 
 
 class _Error:
-    """The change of a site's output when the site runs in int8."""
+    """Computes the change of a site's output when the site runs in int8."""
 
     def __init__(self, group: SharedInput, candidate: Candidate, i: int, observer: str) -> None:
         self.group, self.candidate, self.i, self.observer = group, candidate, i, observer
@@ -104,7 +104,8 @@ class _Error:
 
 
 class _Run(Recorder):
-    """A graph that runs one part at a time; the sites in `errors` have their error added."""
+    """Runs a captured graph part by part; adds their int8 error to the outputs of the sites in
+    `errors`."""
 
     def __init__(self, captured: Captured, errors: Mapping[SiteKey, _Error]) -> None:
         gm, prefixes, arguments = captured
@@ -115,8 +116,8 @@ class _Run(Recorder):
         self.place = {sites[0][0]: self.nodes.index(n) for n, sites in self.first.items()}
 
     def until(self, key: SiteKey) -> Tensor | None:
-        """Runs up to the group and returns its input; None if the group does not come later in this
-        graph."""
+        """Runs up to the group with this key and returns its input; None if the group does not come
+        later in this graph."""
         stop = self.place.get(key, -1)
         if stop < self.at:
             return None

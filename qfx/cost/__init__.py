@@ -1,2 +1,2 @@
-"""The predicted times of int8 and float on this machine, and the tables of measured times from
-which they follow."""
+"""The cost model: predicts the times of int8 and float on this machine from tables of measured
+times."""

@@ -1,7 +1,9 @@
-"""Autotuning: chooses the fastest of several answers to a question by trials in rounds.
+"""Autotuning: chooses the fastest of several settings of parameters by timing them in rounds.
 
-This module does not depend on clocks, kernels or programs. A `Tuner` says which trial is next,
-receives its seconds, and stores the choice; `choose` runs all trials on a machine.
+This module does not depend on clocks, kernels or programs. A `Tuner` says what to time next,
+receives the seconds, and stores the choice; `choose` does this to the end. Words: a load is a piece
+of work to be timed, a way is one manner of running loads, a trial is one way with one load, and an
+answer is a setting of the parameters, which says in which way each load then runs.
 """
 
 from __future__ import annotations
@@ -22,8 +24,8 @@ L_in = TypeVar("L_in", contravariant=True)
 
 
 class Round(NamedTuple):
-    """A round of trials: it keeps at most `answers` of the fastest and runs each trial `samples`
-    times."""
+    """A round of trials: only the `answers` fastest answers take part, and each trial runs
+    `samples` times."""
 
     answers: int
     samples: int
@@ -32,7 +34,7 @@ class Round(NamedTuple):
 @dataclass(frozen=True)
 class Schedule:
     """The rules by which trials are run. `cost` reduces the seconds of a trial's samples to one
-    number. `close`: ways whose times differ by a smaller fraction are considered equally fast.
+    number. `close`: answers whose times differ by a smaller fraction are considered equally fast.
     `enough`: no further round runs once the spread of two rounds is at most this. `together`:
     several threads run, and each needs a core."""
 
@@ -45,8 +47,8 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Answer(Generic[P]):
-    """A possible answer: the parameters that it sets, and for each load the index of the way that
-    then runs it."""
+    """A setting to choose from: the parameters that it sets, and for each load the index of the way
+    in which the load then runs."""
 
     parameters: P
     ways: tuple[int, ...]
@@ -54,8 +56,8 @@ class Answer(Generic[P]):
 
 @dataclass(frozen=True)
 class Question(Generic[W, L, P]):
-    """A choice to be made by timing. The first answer is the current setting, which stays unless
-    another is clearly faster."""
+    """A choice between `answers`, to be made by timing `loads`. The first answer is the current
+    setting, which stays unless another is clearly faster."""
 
     loads: Sequence[L]
     ways: Sequence[W]
@@ -65,8 +67,8 @@ class Question(Generic[W, L, P]):
 
 @dataclass(frozen=True)
 class Choice(Generic[P]):
-    """The parameters to set, and the spread: how much slower the fastest answer of one round was
-    than that of another round, as a fraction."""
+    """The parameters to set, and the spread, a measure of doubt: by which fraction the fastest
+    answer of one round was slower in another round than the fastest answer there."""
 
     parameters: P
     spread: float
@@ -85,7 +87,7 @@ class Conditions(Protocol):
 
 
 class Machine(Conditions, Protocol[W_in, L_in]):
-    """A timer that runs a load in a given way and returns its seconds."""
+    """A timer: runs a load in a given way and returns its seconds."""
 
     def seconds(self, way: W_in, load: L_in) -> float: ...
 
@@ -101,7 +103,7 @@ class Always:
 
 
 class Tuner(Generic[W, L, P]):
-    """A tuner of one question. `trial`: the way and the load to run next, or None once there is a
+    """Answers one question. `trial`: the way and the load to time next; None once there is a
     `choice`."""
 
     def __init__(self, question: Question[W, L, P], conditions: Conditions) -> None:
@@ -123,7 +125,7 @@ class Tuner(Generic[W, L, P]):
 
 
 def choose(question: Question[W, L, P], machine: Machine[W, L]) -> Choice[P]:
-    """Runs all trials on a machine and returns the choice."""
+    """Times all trials of a question with `machine` (real or simulated) and returns the choice."""
     tuner = Tuner(question, machine)
     while tuner.trial is not None:
         tuner.took(machine.seconds(*tuner.trial))
@@ -137,8 +139,9 @@ Times = Mapping[tuple[int, int], list[float]]  # seconds, by the indices of load
 def _trials(
     question: Question[W, L, P], conditions: Conditions
 ) -> Generator[tuple[W, L], float | None, Choice[P]]:
-    """Runs rounds, while there is time, until the fastest answer of each of two rounds is about as
-    fast in the other round as anything there."""
+    """Yields the trials of the rounds, receives their seconds, and returns the choice. Ends if
+    there is no more time, or if the fastest answers of two rounds agree: each is about as fast in
+    the other round as anything there."""
     schedule, left, spread = question.schedule, [*range(len(question.answers))], UNKNOWN
     rounds: list[Times] = []
     for most, samples in schedule.rounds:
@@ -158,8 +161,9 @@ def _trials(
 def _round(
     question: Question[W, L, P], left: Sequence[int], samples: int, conditions: Conditions
 ) -> Generator[tuple[W, L], float | None, Times | None]:
-    """Runs the ways in turns, so that a drift of the machine's speed affects them alike. Returns
-    None if threads had to wait for cores."""
+    """Yields the trials of one round for the answers with the indices `left`, interleaved, so that
+    a drift of the machine's speed affects all alike. Returns the seconds, or None if the machine
+    was so busy that threads had to wait for cores."""
     together = question.schedule.together
     if together and not conditions.has_free_cores():
         return None
@@ -176,8 +180,8 @@ def _round(
 
 
 def _cost_in(question: Question[W, L, P], rounds: Sequence[Times]) -> Callable[[int], float]:
-    """Returns a function that gives the cost of an answer: the mean logarithm of the seconds of all
-    samples, so that a percent of any load counts alike."""
+    """Returns a function that maps an answer to its cost: the mean logarithm of the seconds of all
+    its samples, so that one percent counts the same for every load."""
 
     def cost(answer: int) -> float:
         logs = []
@@ -196,8 +200,8 @@ def _fastest(question: Question[W, L, P], left: Sequence[int], rounds: Sequence[
 
 
 def _regret(question: Question[W, L, P], left: Sequence[int], a: Times, b: Times) -> float:
-    """Returns how much slower, as a fraction, the fastest answer of each round is in the other
-    round than the fastest answer there."""
+    """Returns a measure of how far two rounds disagree: by which fraction the fastest answer of
+    each round is slower in the other round than the fastest answer there, the larger of the two."""
     in_a, in_b = (_cost_in(question, [times]) for times in (a, b))
     of_a, of_b = min(left, key=in_a), min(left, key=in_b)
     return math.expm1(max(in_b(of_a) - in_b(of_b), in_a(of_b) - in_a(of_a)))

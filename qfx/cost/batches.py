@@ -1,5 +1,5 @@
-"""Batches: the timing of products of two activations and of attentions, and the predicted time of a
-batch from the measured time of another."""
+"""Times batches of matmuls of two activations and attentions, and predicts the time of a batch of
+any number of matrices from the time of a batch of BATCH."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def per_matrix(table: Times, work: Work) -> Estimate:
 
 
 def product(batch: int, m: int, k: int, n: int, dtype: torch.dtype) -> list[float]:
-    """Returns seconds of a batch of products in float and in int8. As in attention, b is contiguous
-    along its features, the shorter of K and N."""
+    """Returns seconds of a batch of matmuls [m, k] x [k, n] of two activations, in float and in
+    int8. As in attention, the elements of b are contiguous along the shorter of K and N."""
     a = random(batch * m, k, dtype).reshape(batch, m, k)
     b = random(batch * n, k, dtype).reshape(batch, n, k)
     b = b if k <= n else b.mT.contiguous().mT
@@ -58,8 +58,9 @@ def attention(batch: int, m: int, k: int, n: int, dtype: torch.dtype) -> list[fl
 
 
 def decode(batch: int, m: int, k: int, n: int, dtype: torch.dtype) -> list[float]:
-    """Returns seconds of decoding attention in float and in int8. Keys and values come from memory:
-    since the last token the whole model was read."""
+    """Returns seconds of decoding attention (one query) in PyTorch and in `attention_decode`. Keys
+    and values come from memory and not from caches, because a model reads all of its weights
+    between two tokens."""
     q, keys, values = _heads(batch, m, k, n, dtype)
     pairs = FAR // max(2 * keys.numel() * keys.element_size(), FAR // 1024)
     apart = torch.contiguous_format  # the layout in which cat leaves a cache
@@ -74,8 +75,9 @@ def decode(batch: int, m: int, k: int, n: int, dtype: torch.dtype) -> list[float
 
 
 def _heads(batch: int, m: int, k: int, n: int, dtype: torch.dtype) -> list[Tensor]:
-    """Returns q, keys and values in the layout that models use: heads are split off the features,
-    so rows are not adjacent."""
+    """Returns random q [1, batch, m, k], keys and values [1, batch, n, k] in the layout of models:
+    `batch` heads were split off the features of a token, so the heads of a token are adjacent in
+    memory."""
     return [
         random(rows, batch * k, dtype).reshape(1, rows, batch, k).transpose(1, 2)
         for rows in (m, n, n)

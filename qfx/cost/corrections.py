@@ -1,7 +1,7 @@
-"""Corrections: what an int8 or float GEMM takes in addition to the times in its grid.
+"""Corrections: the seconds that an int8 or float GEMM takes in addition to the times in its grid.
 
-They account for uneven sizes (those of the grid are even), for other kinds of codes than those of
-the grid, which are asymmetric, for rotation, and for training.
+They account for uneven sizes (those of the grid are even), for activations that are quantized
+differently from those of the grid, which are asymmetric, for rotation, and for training.
 """
 
 from __future__ import annotations
@@ -32,18 +32,20 @@ ops = torch.ops.qfx
 
 
 def symmetric(dtype: torch.dtype) -> list[float]:
-    """Measures the seconds per row that a symmetric scheme saves: the same pass without a zero
-    point for the row."""
+    """Measures the seconds per row of activations that are saved if they are quantized
+    symmetrically, so that no zero point is computed."""
     return [_row_s(_dynamic, lambda x: ops.quantize(x, _ROWS), dtype, *NARROW)]
 
 
 def static(dtype: torch.dtype) -> list[float]:
-    """Measures what a pass saves if it need not find the range."""
+    """Measures the seconds, per row and per element, that are saved if activations have a static
+    scale, so that their range need not be found."""
     return more(_dynamic, _static(), dtype)
 
 
 def static_call(dtype: torch.dtype) -> list[float]:
-    """Measures what a call with a static scale adds: two operators instead of one."""
+    """Measures the seconds that a call with a static scale adds: it consists of two operators
+    instead of one."""
     x, w, codes = random(1, 64, dtype), random(PANEL, 64, dtype), _static()
     given = (pack(w, (), Packing(QSpec())).weight, list(Layout(PANEL)), None)
     one, two = fastest(
@@ -54,13 +56,14 @@ def static_call(dtype: torch.dtype) -> list[float]:
 
 
 def rotation(dtype: torch.dtype) -> list[float]:
-    """Measures what rotated blocks of 64 add to the pass that quantizes."""
+    """Measures the seconds, per row and per element, that rotation in blocks of 64 adds to the
+    quantization of activations."""
     code = list(Code(symmetric=0, rotation=64))
     return more(lambda x: ops.quantize(x, code), _dynamic, dtype)
 
 
 def turn(dtype: torch.dtype) -> list[float]:
-    """Measures a rotation by itself, forward or back."""
+    """Measures the seconds, per row and per element, of a rotation by itself, forward or back."""
     return more(lambda x: ops.rotate(x, None, 64), lambda x: None, dtype)
 
 
@@ -78,8 +81,8 @@ def training(dtype: torch.dtype, size: int = 512) -> list[float]:
 
 
 def columns(m: int, dtype: torch.dtype, k: int = 512, n: int = 4 * BLOCK) -> Iterator[float]:
-    """Yields what 0, 1, .. columns beyond a multiple of BLOCK take, in units of a column of a whole
-    block, for products of m rows."""
+    """Yields the cost of 0, 1, .. output columns beyond a multiple of BLOCK, for float matmuls of
+    `m` rows. The unit is a sixteenth (1 / BLOCK) of the seconds of a whole block."""
     x, weights = random(m, k, dtype), [random(n + i, k, dtype) for i in range(BLOCK + 1)]
     none, *times = fastest(*(partial(F.linear, x, w) for w in weights), rounds=ROUNDS)
     whole = max(times[-1] - none, 1e-9)

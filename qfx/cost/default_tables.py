@@ -29,15 +29,16 @@ NEAREST = {
 
 
 def family_of(isa: str) -> str | None:
-    """Returns the instruction set whose defaults serve `isa`, or None for the portable
-    reference."""
+    """Returns the instruction set whose default tables are used for `isa`; None for the portable
+    reference, which has none."""
     name = NEAREST.get(isa, isa)
     return name if (FOLDER / f"{name}.json").exists() else None
 
 
 @lru_cache
 def default_table(kind: str, dtype: torch.dtype, isa: str) -> Table | None:
-    """Returns the table of this kind of work and dtype, or None if the family has none."""
+    """Returns the default table for this kind of work and dtype; None if the family of processors
+    has none."""
     family = family_of(isa)
     raw = None if family is None else _tables(family).get(str(dtype).split(".")[-1], {}).get(kind)
     return None if raw is None else KINDS[kind].read(json.dumps(raw))

@@ -1,4 +1,4 @@
-"""The cost models that predictions use: those of this machine, unless others are set."""
+"""Provides the cost models that predictions use: those of this machine, unless others are set."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def current_costs() -> Costs:
 
 @contextmanager
 def costs_from(costs: Costs) -> Iterator[None]:
-    """Makes compilations inside the context decide by `costs`."""
+    """Makes compilations inside the `with` block use the cost models `costs`."""
     token = _COSTS.set(costs)
     try:
         yield

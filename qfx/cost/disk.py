@@ -1,10 +1,10 @@
-"""Measurements of this machine, kept on disk in a folder that belongs to the user.
+"""Measurements of this machine, stored on disk in a folder that belongs to the user.
 
 The files are
 `<cache>/qfx/<kind>-<FORMAT>-<processor>-<torch>-<build>-<isa>-<threads>t-<dtype>.json`, stored as
 described in `qfx/io/disk_memo.py`. The first line says how many processes have measured the file. A
 table that did not settle, for example on a busy machine, is measured again by the next process,
-TRIES times in all, and the best one is kept.
+TRIES times in all, and the best one is stored.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ def read_or_measure(
 
 
 class _TableEntry(Generic[T]):
-    """The file of one kind on one machine. `_tries`, `_before`: the tries and the value of a file
-    that did not settle."""
+    """A measurement of one kind on one machine as a value of the disk cache. `_tries`, `_before`:
+    how often a value that did not settle was measured, and that value."""
 
     def __init__(
         self, kind: str, machine: Machine, read: Callable[[str], T], measure: Callable[[], T]

@@ -1,10 +1,11 @@
-"""Cost on a GPU: tables committed as qfx/cost/<name>.json by `python -m benchmarks.gpu`.
+"""Cost model of a GPU: tables committed as qfx/cost/<name>.json by `python -m benchmarks.gpu`.
 
 A table, one for each dtype, holds seconds of the GPU's own work, without launches by the host: of
-products of whole matrices in int8 and in float, and of passes, which turn activations into codes.
-The prediction of an int8 linear is the sum of its product and its pass, as if no other linear
-shared the pass and no preceding norm were fused with it. The estimate is thus pessimistic: a site
-is rather refused than slowed down.
+matmuls in int8 and in float, and of passes, which quantize activations.
+
+The prediction of an int8 linear is the sum of its matmul and its pass, as if no other linear shared
+the pass and no preceding norm were fused with it. The estimate is thus pessimistic: a linear rather
+stays float than becomes slower.
 """
 
 from __future__ import annotations
@@ -73,8 +74,8 @@ class GpuCost:
         return Estimate(as_float.logs(m, k, n), in_int8.logs(m, k, n) + passes + beside)
 
     def packing(self, work: Work) -> float:
-        """Returns an upper bound on the seconds to pack the weight; it includes what the backward
-        needs."""
+        """Returns an upper bound on the seconds to quantize and pack the weight: the measured time
+        includes what the backward needs."""
         weight_s, _ = self._table(work).numbers["training"]
         return work.n * work.k * weight_s + self._turned(work, work.n)
 
@@ -93,14 +94,14 @@ class GpuCost:
 
 
 def in_float(kind: str) -> str:
-    """Returns the name of the grid with the float times of a kind of work; its int8 times are in
-    the grid named like the kind."""
+    """Returns the name of the grid with the float times of a kind of work. Its int8 times are in
+    the grid that has the name of the kind."""
     return "float" if kind in PRODUCTS else f"float_{kind}"
 
 
 def passes_of(scheme: Scheme) -> tuple[str, ...]:
-    """Returns the passes over activations that a scheme consists of. `scheme` must be the one for
-    the site's K (`at`)."""
+    """Returns the names of the passes over activations that a linear of this scheme runs before its
+    matmul. `scheme` must be the one for its K (`Scheme.at`)."""
     if scheme.x is None:
         return ("rotate",) if scheme.rotation else ()
     if scheme.rotation:

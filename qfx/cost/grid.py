@@ -1,4 +1,4 @@
-"""Grid: seconds at measured sizes, and interpolation for sizes between and beyond them.
+"""Grid: seconds measured at some sizes, and interpolation for sizes between and beyond these.
 
 There are two interpolations, for any number of axes. `linear`: a call takes a fixed time, plus time
 for each row, column, feature, and product of these; so between neighbouring points the time is
@@ -49,11 +49,12 @@ class Interpolated:
         return max(math.exp(per_unit) * math.prod(wanted), self.least)
 
     def ask(self, points: Sequence[Point]) -> None:
-        """Announces which points will be read, before the first of them is."""
+        """Announces the points whose seconds `at` will be asked for, so that a subclass can measure
+        them together."""
 
     def within(self, *sizes: int) -> tuple[int, ...]:
-        """Returns the sizes, raised to the smallest of each axis: kernels' vectors are not
-        shorter."""
+        """Returns the sizes, each raised to the smallest of its axis, because a kernel's vectors
+        are not shorter."""
         return tuple(max(size, p[0]) for p, size in zip(self.axes, sizes, strict=True))
 
     @property
@@ -72,7 +73,7 @@ class Interpolated:
 
 @dataclass(frozen=True)
 class Grid(Interpolated):
-    """Seconds at the points of `axes`: tuples nested as deep as there are axes.
+    """Measured seconds at the points of `axes`, as tuples nested as deep as there are axes.
 
     Lists are converted to tuples. Raises ValueError for axes that do not ascend, for another shape,
     and for values that are not times.
@@ -106,12 +107,13 @@ Place = tuple[int, float]  # (i, t): at fraction t of the way from point i to i 
 
 
 def _corners(places: Sequence[Place]) -> list[Point]:
-    """Returns the points around a place that have a nonzero share."""
+    """Returns the grid points around a place that have a nonzero weight in its interpolation."""
     return [*product(*([i + j for j, share in ((0, 1 - t), (1, t)) if share] for i, t in places))]
 
 
 def _mixed(places: Sequence[Place], value: Callable[[Sequence[int]], float]) -> float:
-    """Returns the values at the corners around a place, weighted by their nearness."""
+    """Returns the interpolation of `value` at a place: its values at the grid points around the
+    place, weighted by their nearness."""
     total = 0.0
     for indices in _corners(places):
         share = math.prod(

@@ -1,4 +1,4 @@
-"""Operands with which cells of a cost table are timed, and a context without the caller's modes."""
+"""Operands for timing the cells of a cost table, and a context without the caller's modes."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ MATRICES = 128  # the number of weights that a model reads between two uses of o
 
 
 class Extra(NamedTuple):
-    """Numbers stored beside the grids: how they are measured, how many there are, and their
-    check."""
+    """Numbers stored beside the grids: the function that measures them, their number, and the
+    function that checks each."""
 
     measured: Callable[[torch.dtype], Iterable[float]]
     size: int
@@ -31,8 +31,8 @@ class Extra(NamedTuple):
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """Turns off gradients, the caller's autocast, modes such as Dynamo's, and inference mode. In
-    inference mode operators skip the dispatch to their gradients that compiled graphs go through.
+    """Turns off gradients, the caller's autocast, modes such as Dynamo's, and inference mode, which
+    would make operators skip a dispatch that compiled graphs go through.
     """
     modes_off = without_modes()
     autocast_off = torch.autocast("cpu", enabled=False)
@@ -45,8 +45,8 @@ def undisturbed() -> Iterator[None]:
 
 @lru_cache(maxsize=2)
 def _room(dtype: torch.dtype) -> torch.Tensor:
-    """Returns FAR bytes of memory: random numbers for float dtypes, uninitialized for codes.
-    `undisturbed` frees it at its end."""
+    """Returns FAR bytes of memory: random numbers for float dtypes, uninitialized integers
+    otherwise. `undisturbed` frees it at its end."""
     count = FAR // dtype.itemsize
     return (
         random(1, count, dtype).view(-1)
@@ -56,9 +56,9 @@ def _room(dtype: torch.dtype) -> torch.Tensor:
 
 
 def _in_turn(count: int, dtype: torch.dtype) -> torch.Tensor:
-    """Returns memory [matrices, count] whose rows are used in turn, so that weights come from where
-    a model's weights come from: from memory if they are large, from a cache if all of a model's
-    weights fit into it."""
+    """Returns memory [matrices, count] for several weights. If they are used in turn, they come
+    from where a model's weights come from: from memory if they are large, from a cache if all of a
+    model's weights fit into it."""
     room = _room(dtype)
     matrices = min(max(room.numel() // max(count, 1), 1), MATRICES)
     if matrices * count > room.numel():
@@ -67,12 +67,14 @@ def _in_turn(count: int, dtype: torch.dtype) -> torch.Tensor:
 
 
 def weights(n: int, k: int, dtype: torch.dtype) -> list[torch.Tensor]:
-    """Returns matrices [n, k] to be used in turn."""
+    """Returns several matrices [n, k] to be used in turn, so that they are read like the weights of
+    a model."""
     return list(_in_turn(n * k, dtype).view(-1, n, k))
 
 
 def apart(codes: torch.Tensor) -> list[torch.Tensor]:
-    """Returns copies of a packed weight to be used in turn."""
+    """Returns several copies of a packed weight to be used in turn, so that they are read like the
+    weights of a model."""
     return list(_in_turn(codes.numel(), codes.dtype).copy_(codes))
 
 

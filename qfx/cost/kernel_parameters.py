@@ -1,4 +1,4 @@
-"""`KernelParameters`: the parameters of all formats of an instruction set, chosen on one
+"""`KernelParameters`: the parameters of all operand formats of an instruction set, chosen on one
 machine."""
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from qfx.cost.questions import CLOSE, QUESTIONS, Format, Load, Parameters, Tunin
 
 @dataclass(frozen=True)
 class KernelParameters:
-    """The chosen parameters. `formats`: those of each format. `spreads`: for each format, the
-    largest fraction by which the fastest choice of one round was slower in another."""
+    """The chosen parameters. `formats`: the parameters of each operand format. `spreads`: for each
+    format, the largest fraction by which the fastest choice of one round was slower in another."""
 
     formats: Mapping[str, Parameters]
     spreads: Mapping[str, float]
@@ -31,8 +31,9 @@ class KernelParameters:
 
     @classmethod
     def of(cls, raw: Any, names: Sequence[str]) -> KernelParameters:
-        """Reads parsed JSON for formats of these names. The kernels check whether the parameters
-        are legal. Raises ValueError, KeyError or TypeError for anything else."""
+        """Returns the parameters in parsed JSON, for formats of these names. Raises ValueError,
+        KeyError or TypeError for anything else; the kernels check whether the parameters are
+        legal."""
         if [*raw["formats"]] != [*names]:
             raise ValueError(f"the kept parameters are not of the formats {', '.join(names)}")
         spreads = {name: number(raw["spreads"][name], most=UNKNOWN) for name in names}
@@ -46,8 +47,8 @@ class KernelParameters:
 def answer_questions(
     formats: Sequence[Format], start: Tunings, threads: int, machine: Machine[Way, Load]
 ) -> KernelParameters:
-    """Answers all questions, starting from the parameters `start`. Parameters that could not be
-    measured stay as they are, with the spread UNKNOWN."""
+    """Chooses the parameters of all formats by timing with `machine`, beginning with the parameters
+    `start`. Parameters that could not be timed stay as they are, with the spread UNKNOWN."""
     found, spreads = dict(start), dict.fromkeys(start, 0.0)
     for ask in QUESTIONS:
         for format in formats:

@@ -1,4 +1,4 @@
-"""Kernel parameters, chosen once on this machine and stored with the cost tables.
+"""Chooses the parameters of kernels once on this machine; they are stored with the cost tables.
 
 The parameters do not change a bit of any result. The first compilation of a process sets them;
 parameters that were set by hand stay. If no compilation has run, for example in a package without
@@ -44,8 +44,8 @@ _SET: dict[frozenset[tuple[str, int | str]], str] = {}  # parameters set by qfx 
 
 @dataclass(frozen=True)
 class KernelFormat:
-    """An operand format. `parameters`: described in docs/kernels.md. `origin`: where they come
-    from, in words."""
+    """An operand format with its parameters, which docs/kernels.md describes. `origin`: a text that
+    says whether they are defaults, measured or set by hand."""
 
     isa: str
     name: str
@@ -55,7 +55,8 @@ class KernelFormat:
 
 @dataclass(frozen=True)
 class Kernels:
-    """The result of `qfx.kernels`. It prints as a table."""
+    """The operand formats of an instruction set, as `qfx.kernels` returns them. Prints as a
+    table."""
 
     formats: tuple[KernelFormat, ...]
 
@@ -98,8 +99,8 @@ def _words(spread: float) -> str:
 
 
 def _origin(isa: str, name: str, parameters: Parameters) -> str:
-    """Returns where parameters come from. Two instruction sets may share a format, so this is
-    decided by the values that were set."""
+    """Returns a text that says whether parameters are defaults, measured or set by hand. Two
+    instruction sets may share a format, so this is decided by the values that qfx has set."""
     default = parameters == _C.default_tuning(isa)[name]
     return _SET.get(frozenset(parameters.items()), DEFAULT if default else BY_HAND)
 
@@ -111,8 +112,8 @@ def _chosen(isa: str, threads: int) -> KernelParameters:
 
 
 def kept(isa: str, threads: int, measure: Callable[[], KernelParameters]) -> KernelParameters:
-    """Returns the parameters stored for an instruction set and a number of threads, or measures
-    them."""
+    """Returns the parameters stored for an instruction set and a number of threads. If there are
+    none, measures and stores them."""
 
     def read(text: str) -> KernelParameters:
         defaults = _C.default_tuning(isa)
@@ -126,14 +127,14 @@ def kept(isa: str, threads: int, measure: Callable[[], KernelParameters]) -> Ker
 
 
 def measured(isa: str, threads: int) -> KernelParameters:
-    """Chooses parameters by timing products. `threads` is torch's number of threads."""
+    """Chooses the parameters by timing matmuls. `threads` is torch's number of threads."""
     machine = ThisMachine(isa)
     formats = [Format(speed=machine.speed(f["name"]), **f) for f in _C.choices(isa)]
     return answer_questions(formats, _C.default_tuning(isa), threads, machine)
 
 
 class ThisMachine:
-    """A timer of products on an instruction set. No round begins after LIMIT seconds."""
+    """A timer of matmuls on an instruction set. No round begins after LIMIT seconds."""
 
     def __init__(self, isa: str) -> None:
         self.isa, self.end = isa, time.perf_counter() + LIMIT
@@ -148,7 +149,8 @@ class ThisMachine:
         return timed(self.isa, way.format, dict(way.parameters), load.rows, load.calls)
 
     def speed(self, format: str) -> float:
-        """Returns multiply-accumulates per second, for many rows on one thread."""
+        """Returns the multiply-accumulates per second of an operand format, for many rows on one
+        thread."""
         load = Load(64, *SHARED, 1)
         alone = Way(format, {"serial_steps": NO_STEPS})
         return load.steps / min(self.seconds(alone, load) for _ in range(SAMPLES))

@@ -1,4 +1,4 @@
-"""Linears: the sizes that are timed, and the predicted time for other sizes.
+"""Times linears at the sizes of a grid, and predicts the time for other sizes.
 
 The grid's sizes are even. The cost of uneven sizes is measured separately: in float for columns
 beyond a multiple of BLOCK, in int8 for features beyond a multiple of VECTOR.
@@ -33,8 +33,9 @@ ASYMMETRIC = QSpec(symmetric=False)
 
 
 def column(scheme: Scheme, k: int, n: int, dtype: torch.dtype) -> Timing:
-    """Returns a timing of bias-free linears of this scheme. Each call uses another weight, as in a
-    model: with few rows a call takes as long as reading the weight."""
+    """Returns a function that times linears without bias [k, n] of this scheme for M rows: seconds
+    in float and in int8. Each call uses another weight, as in a model: with few rows a call takes
+    as long as reading the weight from memory."""
     floats = weights(n, k, dtype)
     packed = pack(floats[0], (), Packing(scheme.w, group=scheme.group))
     each = apart(packed.weight)
@@ -48,8 +49,8 @@ def column(scheme: Scheme, k: int, n: int, dtype: torch.dtype) -> Timing:
 
 
 def in_int8(scheme: Scheme, x: Tensor, n: int, weight: Tensor) -> Callable[[], Tensor]:
-    """Returns a call of the linear as its form runs it, with all arguments prepared so that only
-    the operator is timed."""
+    """Returns a function that calls the int8 operator of a linear of this scheme, with all
+    arguments prepared so that only the operator is timed."""
     values = of_scheme(scheme, n, 0)
     values |= {"x": x, "weight": weight, "bias": None, "factor": None}
     values |= {"activation": "none", "out_dtype": x.dtype}
@@ -60,15 +61,15 @@ def in_int8(scheme: Scheme, x: Tensor, n: int, weight: Tensor) -> Callable[[], T
 
 def between_points(table: Times, work: Work) -> Estimate:
     """Predicts the seconds by interpolation. A size below the grid's smallest counts as the
-    smallest. Groups smaller than those of the grid multiply the time by at most the ratio of the
-    numbers of groups."""
+    smallest. If the scheme has smaller groups than the grid, its time is multiplied by the ratio of
+    the numbers of groups, which is an upper bound."""
     grids, group = (table.grids["float"], table.grids["int8"]), work.scheme and work.scheme.group
     float_s, int8_s = (g.linear(*g.within(work.m, work.k, work.n)) for g in grids)
     return Estimate(float_s, int8_s * max(GROUP / (group or GROUP), 1.0))
 
 
 def with_corrections(table: Times, work: Work) -> Estimate:
-    """Predicts the seconds of a single int8 GEMM, which works on whole panels of columns."""
+    """Predicts the seconds of a single int8 GEMM, which computes whole panels of output columns."""
     m, k, n = work.m, work.k, work.n
     int8_s = table.grids["int8"].linear(m, k, -(-n // PANEL) * PANEL)
     if k % VECTOR:
@@ -77,15 +78,15 @@ def with_corrections(table: Times, work: Work) -> Estimate:
 
 
 def in_float(table: Times, m: int, k: int, n: int) -> float:
-    """Returns the predicted seconds in float alone."""
+    """Returns the predicted seconds of a float GEMM [m, k] x [k, n]."""
     row = AXES[0][max(bisect_right(AXES[0], m) - 1, 0)]
     more = table.numbers[f"columns_{row}"][n % BLOCK] if n % BLOCK else 0.0
     return table.grids["float"].linear(m, k, n - n % BLOCK + more)
 
 
 def _saving(table: Times, work: Work) -> float:
-    """Returns the seconds saved in comparison with scales and zero points computed at every
-    call."""
+    """Returns the seconds saved by a static scale or a symmetric scheme, in comparison with scales
+    and zero points computed at every call."""
     x = work.x
     if x and x.static:
         return table.over("static", work.m, work.k) - table.numbers["static_call"][0]

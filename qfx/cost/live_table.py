@@ -2,7 +2,7 @@
 
 A prediction reads the points of the grids around a size. Points that no process on this machine has
 measured are timed then, while `SPENDING.left`, and stored on disk. A point whose two times were far
-apart is timed again by later processes, TRIES times in all, and the least times are kept.
+apart is timed again by later processes, TRIES times in all, and the least times are stored.
 """
 
 from __future__ import annotations
@@ -33,8 +33,9 @@ class Unmeasured(Exception):
 
 
 class CellTimes(NamedTuple):
-    """Seconds in float and in int8. `spread`: by which fraction the longer of two times exceeded
-    the other. `tries`: how many processes have measured the cell."""
+    """The seconds of a cell (one M, K and N) in float and in int8. Each was timed twice; `spread`:
+    by which fraction the longer time exceeded the other. `tries`: how many processes have measured
+    the cell."""
 
     float_s: float
     int8_s: float
@@ -46,14 +47,14 @@ class CellTimes(NamedTuple):
         return self.spread <= NEAR or self.tries >= TRIES
 
     def better(self, other: CellTimes) -> CellTimes:
-        """Returns the lesser times of both cells, counting one more try."""
+        """Returns the lesser of the times of both cells, counting one more try."""
         least = min(self.float_s, other.float_s), min(self.int8_s, other.int8_s)
         return CellTimes(*least, min(self.spread, other.spread), min(self.tries + 1, TRIES))
 
 
 @dataclass
 class Known:
-    """The measured content of a table: cells by their sizes, and numbers by name."""
+    """The measured content of a table: cells by their sizes M, K and N, and numbers by name."""
 
     cells: dict[Sizes, CellTimes] = field(default_factory=dict)
     numbers: dict[str, tuple[float, ...]] = field(default_factory=dict)
@@ -61,8 +62,8 @@ class Known:
 
 class LiveTable(Times):
     """A table that reads like a `Table` and measures on demand. `workload`: what is timed.
-    `changed`: whether cells were measured that were not `known` before. Reading raises Unmeasured
-    if `spending` leaves no time."""
+    `changed`: whether cells were measured that were not in `known`. Reading raises Unmeasured if a
+    cell has to be measured and `spending` leaves no time."""
 
     def __init__(
         self,
@@ -89,9 +90,9 @@ class LiveTable(Times):
         return Table(grids, {name: self.numbers[name] for name in self.workload.extras})
 
     def cell(self, point: Point) -> CellTimes:
-        """Returns the seconds at one point of the axes. If the product has more than LARGEST
-        multiply-adds, they are extrapolated: each further row takes as long as between the two
-        preceding M."""
+        """Returns the seconds at one point of the axes. If a matmul of its sizes has more than
+        LARGEST multiply-adds, they are extrapolated: each further row takes as long as between the
+        two preceding M."""
         rows, *_ = self.workload.axes
         if self._is_timed(point):
             return self.known.cells[self._sizes(point)]
@@ -102,7 +103,8 @@ class LiveTable(Times):
         return CellTimes(float_s, last.int8_s + max(last.int8_s - low.int8_s, 0.0) * further)
 
     def measure(self, points: Sequence[Point]) -> None:
-        """Times the unknown cells that these points need, column by column."""
+        """Times the unknown cells that these points need, for each K and N in turn. Raises
+        Unmeasured if there is no time left, or if times are too doubtful to be used."""
         wanted = {p for point in points for p in self._timed_for(point)}
         columns: dict[tuple[int, int], list[int]] = {}
         with _MEASURING:
@@ -144,8 +146,8 @@ class LiveTable(Times):
             self.known.cells[m, k, n] = found if known is None else known.better(found)
 
     def _lacks(self, sizes: Sizes) -> bool:
-        """Whether to measure a cell: it is unknown, or it has not settled and was not tried in this
-        process yet."""
+        """Whether to measure a cell: it is unknown, or its times have not settled and this process
+        has not measured it yet."""
         known = self.known.cells.get(sizes)
         if known is not None and (
             known.settled or sizes in self._requested or not self.spending.left
@@ -165,7 +167,8 @@ class LiveTable(Times):
             yield
 
     def _is_doubtful(self, point: Point) -> bool:
-        """Whether the times of a cell say nothing, as on a machine that other work keeps busy."""
+        """Whether the two times of a cell differ so much that they say nothing, as on a machine
+        that other work keeps busy."""
         return self.known.cells[self._sizes(point)].spread > DOUBTFUL
 
     def _is_timed(self, point: Point) -> bool:

@@ -27,9 +27,9 @@ Find = Callable[[str], Times]  # the table of a kind
 
 
 class MachineCost:
-    """The cost model of a machine, by default this one, with the threads and the instruction set in
-    use. Cells of its tables are read from the cache directory, or measured and stored, when first
-    requested. `defaults` provides the tables to use if there is no time left to measure."""
+    """The cost model of a CPU, by default this machine's, with the threads and the instruction set
+    in use. Cells of its tables are read from the cache directory, or measured and stored, when
+    first requested. `defaults` provides the tables to use if there is no time left to measure."""
 
     def __init__(self, tables: Tables | None = None, defaults: Defaults = default_table) -> None:
         self.tables, self.defaults = tables or table, defaults
@@ -39,8 +39,8 @@ class MachineCost:
         return None
 
     def estimate(self, work: Work) -> Estimate:
-        """Returns the predicted seconds. A rotation and outliers cost the same with every kind of
-        linear."""
+        """Returns the predicted seconds, including those of rotation and outliers, which are the
+        same for every kind of linear."""
         return self._predicted(work, lambda find: _estimated(find, work))
 
     def packing(self, work: Work) -> float:
@@ -85,7 +85,7 @@ class MachineCost:
 
 
 def _keep(tables: Iterable[Times]) -> None:
-    """Writes to disk what was measured for these tables."""
+    """Writes to disk the cells of these tables that were measured."""
     for each in tables:
         if isinstance(each, KeptTable):
             each.keep()

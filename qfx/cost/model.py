@@ -1,4 +1,5 @@
-"""Cost model interface: the predicted times of a matmul, and the model of each device."""
+"""The interface of cost models, which predict the times of a matmul, and the model of each
+device."""
 
 from __future__ import annotations
 
@@ -15,9 +16,9 @@ from qfx.values.scheme import QSpec, Scheme
 
 @dataclass(frozen=True)
 class Work:
-    """One call of a matmul: `batch` products of M x K by K x N, or attentions of M queries and N
-    keys with K features. `dtype` is that of the float matmul. A linear has a scheme; `outliers` of
-    its K features are multiplied in float in addition."""
+    """One call of a matmul whose time is to be predicted: `batch` matmuls of M x K by K x N, or
+    attentions of M queries and N keys with K features. `dtype` is the dtype of the float matmul. A
+    linear has a scheme; `outliers` of its K features are multiplied in float in addition."""
 
     kind: str
     m: int
@@ -48,9 +49,9 @@ class Work:
 
 @dataclass(frozen=True)
 class Estimate:
-    """Predicted seconds of one call of a site in float and in int8, or, for decoding, in PyTorch's
-    attention of one query and in `attention_decode`. `source`: whose times these are; empty for
-    this machine's own."""
+    """Predicted seconds of one call of a matmul in float and in int8, or, for decoding, in
+    PyTorch's attention of one query and in `attention_decode`. `source`: a text that says whose
+    times these are; empty for this machine's own."""
 
     float_s: float
     int8_s: float
@@ -62,12 +63,12 @@ class Estimate:
 
     @property
     def text(self) -> str:
-        """The gain in words, and the source of the times."""
+        """The gain as text, and the source of the times."""
         return f"{self.gain:.2f}x float{self.source and ' '}{self.source}"
 
 
 class CostModel(Protocol):
-    """A predictor of times on one device, for all work for which `lacks` returns None."""
+    """Predicts times on one device, for all work for which `lacks` returns None."""
 
     def lacks(self, kind: str, dtype: torch.dtype, scheme: Scheme | None) -> str | None:
         """Returns the reason why work of this kind, dtype and scheme cannot be predicted, or
@@ -81,7 +82,7 @@ class CostModel(Protocol):
         ...
 
     def training(self, work: Work) -> float:
-        """Returns the seconds that training adds to a step's int8 forward of a linear."""
+        """Returns the seconds that training adds to the int8 forward of a linear in each step."""
         ...
 
 
@@ -95,8 +96,8 @@ class Costs(NamedTuple):
     gpus: GpuCosts | None = None
 
     def of(self, match: Match, kind: str, scheme: Scheme | None) -> CostModel | str | None:
-        """Returns the model of a match's device, or the reason why none can predict this kind of
-        work there."""
+        """Returns the cost model for the device of a matched matmul, the reason why none can
+        predict this kind of work there, or None if the device has no cost model."""
         cpu = match.device.type == "cpu"
         model = self.cpu if cpu else self.gpus and self.gpus(match.device)
         if model is None or isinstance(model, str):

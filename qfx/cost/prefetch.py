@@ -1,7 +1,7 @@
-"""Prefetch: the ways to fetch weights ahead of their use, and which of them kernels and programs
-try.
+"""Prefetch: the ways of fetching weights into caches ahead of their use, and which of them kernels
+and programs try.
 
-The kernels of a machine use one way for all products, whatever the size of the weight. A program
+The kernels of a machine use one way for all matmuls, whatever the size of the weight. A program
 tries more ways: it times its own weights, and may choose a way that would be wrong for others.
 """
 
@@ -13,8 +13,9 @@ KERNELS, PROGRAMS = "kernels", "programs"
 
 
 class Prefetch(NamedTuple):
-    """The caches into which weights are fetched, how many bytes ahead of their use, and how many
-    panels are read side by side. The hint '' stands for the setting of the kernels."""
+    """A way of fetching weights: the `hint` of the prefetch instruction, which names the caches,
+    how many bytes `ahead` of their use, and how many panels (`streams`) are read side by side. The
+    hint '' stands for the setting of the kernels."""
 
     hint: str
     ahead: int = 0

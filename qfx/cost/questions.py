@@ -1,4 +1,5 @@
-"""Questions: which parameters of the formats of an instruction set are chosen, and by which loads.
+"""Questions for autotuning: which parameters of the formats of an instruction set are chosen, and
+by which matmuls (loads).
 
 Except for the question about threads, half of the loads have weights that come from memory, and
 half have weights in the second-level cache: a hint that gains on the former may lose on the latter.
@@ -31,7 +32,7 @@ Tunings = Mapping[str, Parameters]  # of each format
 
 
 class Load(NamedTuple):
-    """A product of codes [rows, k] and a weight [n, k]. `calls`: 0 if the weight comes from memory,
+    """An int8 matmul [rows, k] x [k, n] to be timed. `calls`: 0 if the weight comes from memory,
     else the number of calls in a row."""
 
     rows: int
@@ -46,7 +47,7 @@ class Load(NamedTuple):
 
 
 class Way(NamedTuple):
-    """A way to run a load: on a format, with these parameters."""
+    """A way to run a load: with the kernels of an operand format, set to these parameters."""
 
     format: str
     parameters: Parameters
@@ -56,9 +57,9 @@ AnyQuestion = Question[Way, Load, Parameters]
 
 
 class Format(NamedTuple):
-    """The limits within which parameters of a format are chosen: the numbers of rows up to which
-    `hint` and `streams` apply, and `below`, the format for fewer rows, or ''. `speed`:
-    multiply-accumulates per second."""
+    """An operand format. `few_rows`, `pair_rows`: the numbers of rows up to which the parameters
+    `hint` and `streams` apply. `below`: the name of the format that is used for fewer rows, or ''.
+    `speed`: multiply-accumulates per second."""
 
     name: str
     few_rows: int
@@ -117,7 +118,7 @@ def serial_steps(format: Format, tunings: Tunings, threads: int) -> AnyQuestion 
 
 
 def _lasting(seconds: float, format: Format) -> Load:
-    """Returns a product that takes about `seconds` on one thread. The longest duration gets `calls`
+    """Returns a matmul that takes about `seconds` on one thread. The longest duration gets `calls`
     0, so it is not repeated: a second run would add no information."""
     rows = round(seconds * format.speed / math.prod(SHARED))
     return Load(min(max(rows, 1), MOST_ROWS), *SHARED, int(seconds < DURATIONS[-1]))
@@ -127,7 +128,7 @@ QUESTIONS = (hint, streams, stream_rows, minimum_rows, serial_steps)  # each ser
 
 
 def _alone(format: str, parameters: Parameters) -> Way:
-    """Returns a way that uses one thread, whose own clock can be read."""
+    """Returns a way of running loads on one thread, whose processor time can be measured."""
     return Way(format, {**parameters, "serial_steps": NO_STEPS})
 
 
@@ -138,7 +139,8 @@ def _loads(rows: Sequence[int]) -> list[Load]:
 def _alternatives(
     format: Format, tunings: Tunings, options: Sequence[Parameters], rows: Sequence[int]
 ) -> AnyQuestion:
-    """Returns a question that runs each option on all loads."""
+    """Returns the question which of several `options` of parameters is best. Each is timed on all
+    loads."""
     now, loads = tunings[format.name], _loads(rows)
     others = [option for option in options if {**now, **option} != now]
     ways = [_alone(format.name, {**now, **option}) for option in ({}, *others)]
@@ -154,8 +156,9 @@ def _cut(
     ways: Sequence[Way],
     second: Callable[[Load, int], bool],
 ) -> AnyQuestion:
-    """Returns a question about a threshold that decides which loads run in the second of two
-    ways."""
+    """Returns the question which of `values` is best for the parameter `name`, a threshold: loads
+    for which `second(load, value)` is true run in the second of the two `ways`, others in the
+    first."""
 
     def ways_for(value: int) -> tuple[int, ...]:
         return tuple(int(second(load, value)) for load in loads)

@@ -1,4 +1,5 @@
-"""The processor time that one process may spend on measuring before its plans follow defaults.
+"""Limits the processor time that one process may spend on measuring; after that, default times are
+used.
 
 A first compilation should not wait for tables. So cells of cost tables are measured when a decision
 needs them, and only while `SPENDING.left`; after that `qfx/cost/default_tables.py` is used.
@@ -20,8 +21,8 @@ _UNLIMITED: ContextVar[bool] = ContextVar("unlimited", default=False)
 
 
 class Spending:
-    """A counter of processor seconds of all threads. `seconds`: the limit; by default that of the
-    environment variable QFX_MEASURING_SECONDS, or else SECONDS."""
+    """A counter of processor seconds of all threads. `seconds`: the limit; by default the value of
+    the environment variable QFX_MEASURING_SECONDS, or else SECONDS."""
 
     def __init__(self, seconds: float | None = None) -> None:
         self._spent, self._since = 0.0, 0.0
@@ -54,7 +55,7 @@ class Spending:
 
     @contextmanager
     def counted(self) -> Iterator[None]:
-        """Adds the time of what runs inside the context. Contexts must not be nested."""
+        """Adds the processor time of the `with` block. Blocks must not be nested."""
         self._since, self._running = time.process_time(), True
         try:
             yield
@@ -66,13 +67,14 @@ SPENDING = Spending()
 
 
 def limited() -> bool:
-    """Whether plans may follow defaults: everywhere but inside `unlimited`."""
+    """Whether plans may use default times instead of measured ones: everywhere but inside
+    `unlimited`."""
     return not _UNLIMITED.get()
 
 
 @contextmanager
 def unlimited() -> Iterator[None]:
-    """Lets everything that is requested inside the context be measured, as for a calibration, which
+    """Removes the limit of measuring time inside the `with` block, as for a calibration, which
     takes minutes anyway."""
     token = _UNLIMITED.set(True)
     try:

@@ -17,23 +17,23 @@ GRIDS = ("float", "int8")
 
 
 class Times:
-    """Grids of seconds by name and numbers beside them, either all measured or measured when
-    read."""
+    """Grids of seconds and other numbers, by name. A subclass has them all, or measures them when
+    they are read."""
 
     grids: Mapping[str, Interpolated]
     numbers: Mapping[str, tuple[float, ...]]
 
     def over(self, name: str, m: int, k: int) -> float:
-        """Returns the seconds of a pass over m rows of k elements, from those of a row and of an
-        element."""
+        """Returns the seconds of a pass over m rows of k elements. `name`: the pair of numbers with
+        the seconds of a row and of an element."""
         row_s, element_s = self.numbers[name]
         return m * (row_s + k * element_s)
 
 
 @dataclass(frozen=True)
 class Table(Times):
-    """Grids of seconds, and numbers beside them. `spread`: by which fraction the longer of a cell's
-    two times exceeded the other one, a quantile over the cells."""
+    """Measured grids of seconds, and numbers beside them. `spread`: by which fraction the longer of
+    a cell's two times exceeded the other one, a quantile over the cells."""
 
     grids: Mapping[str, Grid]
     numbers: Mapping[str, tuple[float, ...]]

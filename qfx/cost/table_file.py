@@ -1,4 +1,4 @@
-"""The files of live tables: the cells that processes of this machine have measured, as JSON."""
+"""The files of live tables: JSON with the cells that processes of this machine have measured."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Timing of calls in turns, so that a drift of the machine's speed affects them alike.
+"""Times several calls in turns, so that a drift of the machine's speed affects them alike.
 
 With one thread the thread's own processor time counts, which excludes what other processes take of
 the core. Several threads wait for each other, so wall-clock time counts.
@@ -50,8 +50,8 @@ def timed(call: Callable[[], Result]) -> tuple[Result, float]:
 
 
 def _seconds(call: Callable[[], object], repeats: int) -> float:
-    """Returns the seconds of one call: the least mean of a few runs of calls, since a busy machine
-    may take the cores of several threads away for longer than a call takes."""
+    """Returns the seconds of one call: the least mean of a few runs of several calls, since a busy
+    machine may take the cores of several threads away for longer than a call takes."""
     call()  # brings back to the caches what the others evicted
     clock, wait = _clock()
     wait()

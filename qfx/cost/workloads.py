@@ -18,8 +18,9 @@ from qfx.values.scheme import QSpec, Scheme
 
 @dataclass(frozen=True)
 class Workload:
-    """A kind of work: what is timed, in float and in int8, on the M, K and N of `axes`, and how the
-    time of a work is predicted from its table."""
+    """A kind of work. `column`: times it in float and in int8, on the M, K and N of `axes`.
+    `predicted`: predicts the time of any work of this kind from its table. `extras`: further
+    numbers to measure."""
 
     axes: Axes
     column: Column
@@ -41,8 +42,8 @@ PACKED = replace(FINEST, packed=True)
 
 
 def _linear(scheme: Scheme) -> Workload:
-    """Returns the workload of the form of this scheme (`qfx.ops.forms`); this scheme is timed for
-    all schemes of the form."""
+    """Returns the workload for all schemes that run the same operator (`qfx.ops.forms`) as
+    `scheme`, which is the one that is timed."""
     return Workload(linears.SPARSE_AXES, partial(linears.column, scheme), linears.between_points)
 
 

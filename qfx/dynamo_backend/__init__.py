@@ -1,4 +1,5 @@
-"""The backend of `torch.compile`, the capture of graphs that run in float, and recompilation."""
+"""The backend of `torch.compile`, and tools around Dynamo: running captured graphs in float or in
+int8 without compiling them, and recompilation."""
 
 from qfx.dynamo_backend.backend import qfx
 

@@ -1,7 +1,8 @@
 """The Dynamo backend: `torch.compile(model, backend="qfx", options={...})`.
 
 A clone of the captured graph goes through the passes of `qfx.pipeline` and then to the inner
-compiler; a wrapper passes the packed weights to it. The Python stack is read only here.
+compiler; a wrapper around the compiled function passes the packed weights to it. The Python stack
+is read only here.
 """
 
 from __future__ import annotations
@@ -57,9 +58,9 @@ def qfx(
         compiled = torch.compile(model, backend="qfx", options={"scheme": "w8a8"})
 
     `options`: the fields of `qfx.Config` (`scheme`, `recipe`, `skip`, `only`, `minimum_gain`...);
-    other names are passed to Inductor. `mode`: as for Inductor. Raises ValueError for an unknown
-    option, and for a pattern or a recipe that does not match the model. `qfx.explain` reports what
-    stays float, with the reason.
+    other names are passed to Inductor. `mode`: the mode of Inductor. Raises ValueError for an
+    unknown option, and for a pattern or a recipe that does not match the model. `qfx.explain`
+    reports which matmuls stay float, with the reason.
     """
     config, inner_options = parse_options(options)
     inner = _inner_compiler(config, inner_options, mode)
@@ -156,7 +157,8 @@ def _inner_compiler(config: Config, options: dict[str, Any], mode: str | None) -
 
 def _below_autograd(compiled: Compiled) -> Compiled:
     """Returns the compiled graph as a function that skips autograd's kernels if no gradients are
-    recorded: those of our operators are Python functions, which take longer than many a call."""
+    recorded: those of qfx's operators are Python functions, which take longer than many an
+    operator."""
 
     def run(*arguments: Any) -> Any:
         if torch.is_grad_enabled():
@@ -168,7 +170,8 @@ def _below_autograd(compiled: Compiled) -> Compiled:
 
 
 def _switches_gradients(gm: fx.GraphModule) -> bool:
-    """Whether the graph, or a body in it, turns the recording of gradients on or off itself."""
+    """Whether the graph, or a subgraph of a higher-order operator in it, turns the recording of
+    gradients on or off itself."""
     names = map(str, targets(gm))
     return any("grad_enabled" in name or "inference_mode" in name for name in names)
 

@@ -42,8 +42,8 @@ def watch(
     dynamic: bool | None = None,
     **keyword_inputs: Any,
 ) -> Any:
-    """Returns `model(*inputs, **keyword_inputs)` without gradients. An `fx.GraphModule` is one
-    graph.
+    """Runs `model(*inputs, **keyword_inputs)` without gradients, with `watcher` for each captured
+    graph, and returns the result. An `fx.GraphModule` is one graph.
 
     Raises UserError for keyword inputs of an `fx.GraphModule`.
     """
@@ -54,8 +54,9 @@ def watch(
 def watch_compiled(
     model: Callable[..., Any], watcher: Watcher, *inputs: Any, **keyword_inputs: Any
 ) -> Any:
-    """The same by the graphs that `torch.compile(model)` captures for the sizes of these inputs,
-    also of an `fx.GraphModule`, whose leaf modules Dynamo opens."""
+    """Runs like `watch`, but with the graphs that `torch.compile(model)` captures for the sizes of
+    these inputs. This applies to an `fx.GraphModule` too, so that Dynamo traces into its leaf
+    modules."""
     with torch.no_grad():
         return _run(model, watcher, False, inputs, keyword_inputs, opened=True)
 
@@ -63,7 +64,7 @@ def watch_compiled(
 def watch_recording(
     model: Callable[..., Any], watcher: Watcher, *inputs: Any, **keyword_inputs: Any
 ) -> Any:
-    """Runs like `watch`, but while autograd records what runs, also between the graphs."""
+    """Runs like `watch`, but while autograd records the computation, also between the graphs."""
     with torch.inference_mode(False), torch.enable_grad():
         return _run(model, watcher, None, inputs, keyword_inputs)
 
@@ -94,8 +95,9 @@ def _run(
 
 
 def _look(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-    """Watches one captured graph: the backend that `watch` uses. It is one function for all calls,
-    because a second function would reuse Dynamo's code."""
+    """The backend that `watch` uses: returns a function that runs a captured graph by the watcher.
+    It is one function for all calls, because Dynamo may reuse code that it compiled for another
+    backend function."""
     graph, here = clone(gm), surroundings()
     mark_repacked(graph, here)
     name_nodes(graph, example_inputs, here)
@@ -106,7 +108,7 @@ def _look(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., An
 
 
 def _watched(graph: fx.GraphModule, frame: Frame) -> Callable[..., Any]:
-    """Returns a function that runs a graph by the watcher of the current call."""
+    """Returns a function that runs `graph` by the watcher of the `watch` call that is running."""
     open_operators(graph)  # before the graph runs node by node
     written = written_constants(graph)
 

@@ -1,9 +1,9 @@
-"""Recompilation: constants of a model that change between calls become operands that the graph
-packs itself at every call.
+"""Recompilation: weights whose values change between calls are packed inside the graph at every
+call, instead of being packed once and cached.
 
-Weights that FSDP gathers for each call are known when a graph is captured. Buffers that are
-rewritten between calls, such as a cache of keys, are noticed as the graph runs: its wrapper reports
-them, and the frame's next call compiles again.
+Weights that FSDP gathers for each call are recognized when a graph is captured. Buffers that are
+rewritten between calls, such as a cache of keys, are noticed as the graph runs: the wrapper of the
+compiled graph reports them, and the next call of the same Python function compiles again.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ _REWRITTEN: WeakKeyDictionary[CodeType, set[str]] = WeakKeyDictionary()  # frame
 
 
 def mark_repacked(gm: fx.GraphModule, here: Surroundings) -> None:
-    """Stores at the inputs of a captured graph why they are packed at every call."""
+    """Marks the inputs of a captured graph that are weights to be packed at every call, with the
+    reason."""
     gathered = gathered_weights(here.modules)
     rewritten = _REWRITTEN.get(here.code, set()) if here.code else set()
     for node in gm.graph.nodes:
@@ -51,5 +52,5 @@ def reporter(gm: fx.GraphModule, code: CodeType | None) -> Callable[[Iterable[in
 
 
 def forget() -> None:
-    """Clears the recorded inputs when `torch._dynamo.reset()` is called."""
+    """Clears the record of rewritten inputs, for `torch._dynamo.reset()`."""
     _REWRITTEN.clear()

@@ -1,1 +1,1 @@
-"""A quantized model as a folder of files: `qfx.save`, `qfx.load`."""
+"""Saves a quantized model as a folder of files and loads it again: `qfx.save`, `qfx.load`."""

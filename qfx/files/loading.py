@@ -1,5 +1,5 @@
-"""load: turns a float model, which need not have values, into the int8 model of a folder, a file or
-a state dict."""
+"""load: turns a float model, which may be on the meta device, into the int8 model of a folder, a
+file or a state dict."""
 
 from __future__ import annotations
 
@@ -29,8 +29,9 @@ from qfx.values.config import Config, Configurable
 
 
 class Saved(NamedTuple):
-    """Open files with their checked tables, and the manifest; a single file has none. An open file
-    can be read to its end even if it is replaced or removed meanwhile."""
+    """The open files of a saved model, the checked table of each, and the manifest `said`, None for
+    a single file. An open file can be read to its end even if it is replaced or removed
+    meanwhile."""
 
     at: str
     tables: tuple[TensorIndex, ...]
@@ -60,17 +61,18 @@ def load(
     more than the model and one tensor. Tensors are put on the device of the tensor that they
     replace, or on the CPU if that is the meta device.
 
-    Also reads models of other tools, and keeps their codes and scales (docs/importing.md): a GGUF
-    file, a folder of compressed-tensors, a safetensors file or state dict of torchao. Only for
-    these, `x` says how activations are quantized, None for not at all, and `requantize` (its
-    `scheme`, `skip`, `only`) says how linears are quantized to int8 whose codes no linear of qfx
-    can hold.
+    Also reads models of other tools, and keeps their integers and scales (docs/importing.md): a
+    GGUF file, a folder of compressed-tensors, a safetensors file or state dict of torchao. Two
+    arguments are for these alone. `x`: how activations are quantized, None for not at all.
+    `requantize`: a Config whose `scheme`, `skip` and `only` say how to quantize to int8 the linears
+    whose format in the file no linear of qfx can hold.
 
     Everything is checked before anything of `skeleton` changes: sizes and SHA-256 of files, names,
     shapes and dtypes of tensors, and that codes, scales and schemes belong together. If another
     process saves into the folder at the same time, either the earlier model or the new one is read.
-    Raises ValueError that names the file and the fault, OSError, and NotImplementedError for a kind
-    of weight that is not supported yet.
+
+    Raises ValueError, which names the file and what is wrong, OSError, and NotImplementedError for
+    a kind of weight that is not supported yet.
     """
     skeleton = uncompiled_module(skeleton)
     foreign = foreign_of(folder_or_file, skeleton)
@@ -135,8 +137,8 @@ def _refuse_json(path: Path, at: str) -> None:
 
 
 def _described(folder: Path, files: ExitStack) -> Saved:
-    """Opens the files of a folder. Starts again if another process replaced the model before all
-    files were open."""
+    """Opens and checks the files of a folder. Starts again if another process replaced the model
+    before all files were open."""
     while True:
         read = _description(folder)
         try:
@@ -189,8 +191,8 @@ def _whole(path: Path, file: File, files: ExitStack) -> tuple[BinaryIO, TensorIn
 def _read(
     tensors: Iterator[tuple[Path, str, Tensor]], plan: Fitted
 ) -> tuple[dict[str, StoredModule], dict[str, Tensor]]:
-    """Returns the linears without float weights, each created once all of its parts are read, and
-    the other tensors."""
+    """Returns the quantized linears and embeddings by name, each created as soon as all of its
+    tensors are read, and all other tensors."""
     made: dict[str, StoredModule] = {}
     rest: dict[str, Tensor] = {}
     parts: dict[str, dict[str, Tensor]] = defaultdict(dict)

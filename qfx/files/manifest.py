@@ -1,4 +1,5 @@
-"""qfx.json, which describes a saved folder; the reasons are in docs/decisions/0027 and 0036."""
+"""Reads and writes qfx.json, which describes a saved folder. docs/decisions/0027 and 0036 say
+why."""
 
 from __future__ import annotations
 
@@ -36,9 +37,10 @@ class File(NamedTuple):
 class Manifest:
     """The description of a saved folder.
 
-    `files`: by name. `linears`: the linears without float weights, with the token of their schemes.
-    `same`: for names in the state dict, the name under which the same tensor is stored. `derived`:
-    stored buffers that are not part of the state dict. `recipe`: whether there is a `recipe.json`.
+    `files`: its files of tensors, by name. `linears`: name of each linear without float weight ->
+    text of its scheme. `same`: name in the state dict -> name under which the same tensor is
+    stored. `derived`: stored buffers that are not part of the state dict. `recipe`: whether there
+    is a `recipe.json`.
     """
 
     files: Mapping[str, File]
@@ -63,13 +65,13 @@ def is_tensor_file_name(name: str) -> bool:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Reads the qfx.json of a folder. Raises as `manifest_of` does, and OSError."""
+    """Reads the qfx.json of a folder. Raises UserError like `manifest_of`, and OSError."""
     return manifest_of(bytes_of(folder / NAME, LARGEST), folder / NAME)
 
 
 def manifest_of(data: bytes, path: Path) -> Manifest:
-    """Parses the content of a qfx.json. Raises UserError, which names the file and the fault, for
-    content that `to_json` of this or an earlier format did not write."""
+    """Parses the content of a qfx.json. Raises UserError, which names the file and what is wrong,
+    for content that `to_json` of this or an earlier version did not write."""
     at = printable(str(path))
     try:
         text = data.decode("utf-8")

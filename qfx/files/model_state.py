@@ -1,5 +1,5 @@
-"""The tensors of a model that are stored: its state dict, each tensor once, and buffers outside of
-it."""
+"""Collects the tensors of a model that are stored: its state dict, each tensor once, and buffers
+that are not in the state dict."""
 
 from __future__ import annotations
 
@@ -24,10 +24,11 @@ MAKERS: list[Callable[[nn.Module], dict[str, Tensor]]] = []
 
 
 class ModelState(NamedTuple):
-    """The tensors that are stored.
+    """The tensors of a model that are stored.
 
-    `tensors`: by name. `same`: other names of these tensors. `derived`: names of buffers outside
-    the state dict. `linears`: the modules without float weights, by all of their names.
+    `tensors`: by name. `same`: other name of a tensor -> its name in `tensors`. `derived`: names of
+    buffers outside the state dict. `linears`: the modules without float weights, by all of their
+    names.
     """
 
     tensors: dict[str, Tensor]
@@ -37,8 +38,8 @@ class ModelState(NamedTuple):
 
 
 def state_of(model: nn.Module) -> ModelState:
-    """Returns the state of a model. Raises ValueError for values that files cannot store. The codes
-    are copies, all other tensors are not."""
+    """Returns the tensors of a model that are stored. Raises ValueError for values that files
+    cannot store. The codes of int8 weights are copies, all other tensors are not."""
     if not any(isinstance(module, Checked) for module in model.modules()):
         raise UserError(
             "save: the model has no module of qfx in it, so that nothing of it would be int8: "
@@ -63,8 +64,8 @@ def state_of(model: nn.Module) -> ModelState:
 
 
 def derived_buffers(model: nn.Module, state: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Returns the buffers that the model does not save, such as tables of positions and masks. A
-    model on the meta device cannot compute them."""
+    """Returns the buffers that the model's state dict leaves out, such as tables of positions and
+    masks, by name. They are stored, because a model on the meta device cannot compute them."""
     made = {f"{name}.{own}" for name, m in stored_linears(model) for own in m.UNSAVED}
     buffers = dict(model.named_buffers(remove_duplicate=False))
     return {n: b for n, b in buffers.items() if n not in state and n not in made}
@@ -93,8 +94,8 @@ def _unstorable(value: Any) -> str:
 
 
 def ties(model: nn.Module, tensors: Mapping[str, Any]) -> dict[str, str]:
-    """Returns the names of tensors that also have an earlier name in `tensors`, each with the
-    earlier name."""
+    """Returns, for each tensor that `tensors` contains under several names: later name -> first
+    name."""
     first: dict[Any, str] = {}
     parts = _parts_of_shared(model)
     same = {}
@@ -107,7 +108,8 @@ def ties(model: nn.Module, tensors: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _parts_of_shared(model: nn.Module) -> dict[str, tuple[int, str]]:
-    """Returns for each saved part of a linear the identity of the linear. The tensors themselves
-    are new at each request, so they do not show which names belong to the same linear."""
+    """Returns, for each stored tensor of a linear, the id of the linear and the tensor's name in
+    it. The tensors are created anew at each request, so their addresses do not show which names
+    belong to the same linear."""
     linears = stored_linears(model)
     return {f"{name}.{part}": (id(m), part) for name, m in linears for part in m.PARTS}

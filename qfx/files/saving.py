@@ -46,11 +46,11 @@ def save(
 
     Files: `model-<16 digits of its SHA-256>.safetensors`, for a larger model several of at most
     `shard_size` bytes (a larger tensor has its own file), and `qfx.json`, which describes them.
-    They store the codes and scales, in a layout that does not depend on the processor, all other
-    parameters and buffers in their dtypes, and buffers that the state dict leaves out. A tensor
-    with several names is stored once. `recipe`: the recipe that the model was quantized with,
-    stored as "recipe.json", which `qfx.Recipe.load` reads; without the codes of the int8 linears,
-    which are in the model. `qfx.load` reads the folder.
+    They store the int8 codes and scales of linears, in a layout that does not depend on the
+    processor, all other parameters and buffers in their dtypes, and buffers that the state dict
+    leaves out. A tensor with several names is stored once. `recipe`: the result of `qfx.calibrate`
+    that the model was quantized with, stored as "recipe.json", which `qfx.Recipe.load` reads;
+    without the codes of int8 linears, which are in the model. `qfx.load` reads the folder.
 
     An earlier model in the folder is replaced, together with its recipe, by renaming `qfx.json`
     after everything else is on the disk. If the process is stopped at any time, the folder contains
@@ -80,7 +80,8 @@ def save(
 
 
 def _shards(state: ModelState, limit: int) -> list[dict[str, Tensor]]:
-    """Splits the tensors, in order, into files of at most `limit` bytes; a linear is not split."""
+    """Splits the tensors, in order, into files of at most `limit` bytes; the tensors of a linear
+    stay together."""
     shards: list[dict[str, Tensor]] = [{}]
     room = limit
     for unit in _units(state):
@@ -113,8 +114,8 @@ def _replace(
     state: ModelState,
     recipe: RecipeFiles | None,
 ) -> None:
-    """Writes all data, under names that nothing refers to, then does the one rename that replaces
-    the model."""
+    """Writes all data under new names, which nothing refers to yet, and then renames qfx.json,
+    which replaces the old model by the new one in a single step."""
     old_recipe = _replaced_recipe(folder, recipe)
     with ExitStack() as partials:
         files = dict(_write_tensors(folder, tensors, partials) for tensors in shards)
@@ -137,8 +138,8 @@ def _replace(
 
 def _replaced_recipe(folder: Path, new: RecipeFiles | None) -> str | None:
     """Returns the JSON of the recipe that belongs to the model being replaced, or that `new`
-    replaces. Raises UserError if qfx.json or recipe.json cannot be read; nothing is replaced
-    then."""
+    replaces; None if there is none. Raises UserError if qfx.json or recipe.json cannot be read;
+    nothing is replaced then."""
     belongs = (folder / NAME).exists() and read_manifest(folder).recipe
     return current_recipe(folder / RECIPE) if belongs or new is not None else None
 
@@ -146,7 +147,8 @@ def _replaced_recipe(folder: Path, new: RecipeFiles | None) -> str | None:
 def _write_tensors(
     folder: Path, tensors: Mapping[str, Tensor], partials: ExitStack
 ) -> tuple[str, File]:
-    """Writes a file of tensors, and names it once it is on the disk and its digest is known."""
+    """Writes one file of tensors; returns its name, which contains the SHA-256 of its content, and
+    its description."""
     digest, size = "", 0
 
     def write(file: BinaryIO) -> None:
@@ -162,8 +164,9 @@ def _write_tensors(
 
 
 def _remove_leftovers(folder: Path, recipe: str) -> None:
-    """Removes partial files of dead processes, tensor files that `save` wrote and qfx.json does not
-    name, and code files that the recipe does not name. `recipe`: the name of its file.
+    """Removes partial files of dead processes, tensor files of `save` that qfx.json does not
+    mention, and files with rounded weights that the recipe does not mention. `recipe`: the name of
+    the recipe's file.
 
     The caller must hold the lock of the folder. Files of other programs are kept, and so are files
     that cannot be read or removed.

@@ -1,4 +1,5 @@
-"""The float model that files are loaded into: checks that the files fit it, and fills it."""
+"""Checks that the tensors of files fit a skeleton (the float model that they are loaded into), and
+puts them there."""
 
 from __future__ import annotations
 
@@ -26,11 +27,11 @@ from qfx.nn.stored_modules import NAMES, STORED, kind_of, notify_listeners, repl
 class Fitted:
     """The decisions for loading files into a skeleton.
 
-    `linears`: the modules that are replaced, by all of their names; `kinds`: the kind of module
-    that replaces each; `parts`: the number of tensors of each under the name that it is stored by;
-    `schemes`: the tokens in the manifest. `same`: names, with the name that their tensor is stored
-    by. `derived`: buffers outside the state dict that are loaded; `left`: stored buffers that are
-    not needed. `was`: the tensors that are replaced, by name.
+    `linears`: the modules that are replaced, by all of their names; `kinds`: the class that
+    replaces each; `parts`: the number of stored tensors of each; `schemes`: the texts of their
+    schemes in the manifest, None without a manifest. `same`: name in the state dict -> name under
+    which the same tensor is stored. `derived`: buffers outside the state dict that are loaded;
+    `left`: stored buffers that are not needed. `was`: the tensors that are replaced, by name.
     """
 
     linears: Mapping[str, nn.Module]
@@ -43,12 +44,12 @@ class Fitted:
     was: Mapping[str, Any]
 
     def is_part(self, name: str) -> bool:
-        """Whether this tensor is a part of a linear without float weight."""
+        """Whether a tensor of this name belongs to a linear without float weight."""
         owner, _, part = name.rpartition(".")
         return owner in self.kinds and part in self.kinds[owner].PARTS
 
     def device(self, name: str) -> torch.device:
-        """Returns the device for the replacement of this tensor."""
+        """Returns the device on which the tensor of this name is put."""
         tensor = self.was.get(name)
         known = isinstance(tensor, Tensor) and not tensor.is_meta
         return tensor.device if known and tensor is not None else torch.device("cpu")
@@ -63,10 +64,10 @@ def fitted(
     same: Mapping[str, str],
     derived: Sequence[str],
 ) -> Fitted:
-    """Checks that the tensors of files fit the skeleton, with `linears` as codes, and plans the
-    loading.
+    """Checks that the tensors of files fit the skeleton, with quantized weights for `linears`, and
+    plans the loading.
 
-    Raises ValueError, in the name of the file `at`. If there is no manifest, so that `linears` is
+    Raises ValueError, with the name `at` of the file. If there is no manifest, so that `linears` is
     None, int8 linears are found by the names of their tensors, and `same` by the ties of the
     skeleton.
     """
@@ -105,9 +106,9 @@ def _check_same(same: Mapping[str, str], entries: Mapping[str, TensorEntry], at:
 def _linear_names(
     skeleton: nn.Module, stored: Collection[str], described: Collection[str] | None
 ) -> list[str]:
-    """Returns the names of the linears that are created from files. Earlier versions do not list
-    1-bit linears, and the skeleton may already contain them: these are loaded with their state
-    dict."""
+    """Returns the names of the linears that are created from files. 1-bit linears are missing in
+    manifests of earlier versions; those that the skeleton already contains are loaded with its
+    state dict."""
     modules = dict(skeleton.named_modules(remove_duplicate=False))
     owners = dict.fromkeys(name.rpartition(".")[0] for name in stored)
     kinds = {name: kind_of(name, stored) for name in owners}
@@ -155,8 +156,8 @@ def _parts(
     entries: Collection[str],
     at: str,
 ) -> int:
-    """Returns the number of tensors of this linear, or those of another linear that is stored as
-    the same."""
+    """Returns the number of stored tensors of this linear, or of the linear that is stored in its
+    place if both are the same module."""
     kind = kinds[name]
     other = _stored_by(name, kind, same)
     present = [part for part in kind.PARTS if f"{other}.{part}" in entries]
@@ -208,8 +209,8 @@ def _check_kinds(
 
 
 def _fits(entry: TensorEntry, tensor: Tensor) -> bool:
-    """Whether shape and kind are the same; a bfloat16 model may be loaded into a float32
-    skeleton."""
+    """Whether a stored tensor can replace `tensor`: the shapes are equal, and so are the dtypes, or
+    both are floats. A bfloat16 model may be loaded into a float32 skeleton."""
     a, b = entry.dtype, tensor.dtype
     floats = a.is_floating_point and b.is_floating_point
     return entry.shape == tuple(tensor.shape) and (a == b or floats)
@@ -218,7 +219,7 @@ def _fits(entry: TensorEntry, tensor: Tensor) -> bool:
 def _check_values(
     skeleton: nn.Module, beside: Mapping[str, Tensor], given: Collection[str], at: str
 ) -> None:
-    """Raises UserError if a tensor outside of the state dict would be left without values."""
+    """Raises UserError if a tensor outside of the state dict would be left on the meta device."""
     for name, buffer in beside.items():
         if buffer.is_meta and name not in given:
             raise UserError(
@@ -242,8 +243,9 @@ def fill(
     rest: Mapping[str, Tensor],
     at: str,
 ) -> nn.Module:
-    """Puts all modules and tensors in their places. Modules of qfx that train check their tensors
-    before."""
+    """Puts all modules and tensors into the skeleton and returns it. Modules that can check their
+    part of a state dict (`Checked`) do so before anything is changed; raises UserError if one
+    refuses it."""
     whole = {**rest, **{n: rest[f] for n, f in plan.same.items() if f in rest}}
     state = {n: t for n, t in whole.items() if n not in plan.derived and n not in plan.left}
     for name, module in skeleton.named_modules(remove_duplicate=False):

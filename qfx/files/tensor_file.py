@@ -1,8 +1,8 @@
-"""Reads and writes the format safetensors: the table of a file, and its bytes in order.
+"""Reads and writes safetensors files: the table of a file, and its bytes in order.
 
 The package safetensors checks the table (sizes, offsets, overflows, completeness of the file);
-other faults are checked here. Tensors are read one after another into their own memory: the pages
-of a mapped file would count as resident memory, in addition to the model made from it.
+other errors are found here. Tensors are read one after another into their own memory: the pages of
+a mapped file would count as resident memory, in addition to the model made from it.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ class TensorEntry(NamedTuple):
 
 
 class TensorIndex(NamedTuple):
-    """The content of a file, in the order of its bytes, which follow `head` bytes of header."""
+    """The table of a file: its tensors in the order of their bytes, which follow `head` bytes of
+    header."""
 
     path: Path
     entries: Mapping[str, TensorEntry]
@@ -56,7 +57,7 @@ class TensorIndex(NamedTuple):
 
 
 def table_of(path: Path) -> TensorIndex:
-    """Reads the table of a file. Raises UserError, which names the file and the fault, or
+    """Reads the table of a file. Raises UserError, which names the file and what is wrong, or
     OSError."""
     with open_table(path) as (_, table):
         return table
@@ -65,7 +66,7 @@ def table_of(path: Path) -> TensorIndex:
 @contextmanager
 def open_table(path: Path) -> Iterator[tuple[BinaryIO, TensorIndex]]:
     """Yields the open file and its table. Starts again if the file is replaced while it is checked.
-    Raises as `table_of` does."""
+    Raises the errors of `table_of`."""
     library = safetensors()
     at = printable(str(path))
     while True:
@@ -119,7 +120,7 @@ def _entry(raw: dict[str, Any], at: str) -> TensorEntry:
 
 def tensors_together(table: TensorIndex) -> dict[str, Tensor]:
     """Reads all tensors of a file, by name, into one block of memory in the order of the file.
-    Raises as `tensors_of` does."""
+    Raises the errors of `tensors_of`."""
     room = Room.of(entry.size for entry in table.entries.values())
     with table.path.open("rb") as file:
         file.seek(table.head)
@@ -165,7 +166,8 @@ def _read_into(tensor: Tensor, file: BinaryIO, path: Path, name: str) -> memoryv
 
 
 def tensor_of(table: TensorIndex, name: str) -> Tensor:
-    """Reads one tensor of a file, on its own pages. Raises UserError if the file has changed."""
+    """Reads one tensor of a file, into memory pages of its own. Raises UserError if the file has
+    become shorter."""
     entry, at = table.entries[name], table.head
     for before, each in table.entries.items():
         if before == name:
@@ -179,8 +181,8 @@ def tensor_of(table: TensorIndex, name: str) -> Tensor:
 
 
 def on_own_pages(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Returns a tensor on its own pages. malloc would keep freed pages, up to a third of a model's
-    memory."""
+    """Returns an uninitialized tensor on memory pages of its own, which are freed with it. malloc
+    would keep freed pages, up to a third of a model's memory."""
     size = prod(shape) * dtype.itemsize
     if size < mmap.PAGESIZE:
         return torch.empty(shape, dtype=dtype, device="cpu")
@@ -189,7 +191,7 @@ def on_own_pages(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 
 
 def _memory_of(tensor: Tensor) -> memoryview:
-    """Returns the bytes of a dense CPU tensor, which must outlive them."""
+    """Returns the bytes of a dense CPU tensor without a copy. The tensor must outlive them."""
     assert tensor.is_contiguous() and tensor.device.type == "cpu" and sys.byteorder == "little"
     size = tensor.numel() * tensor.element_size()
     return memoryview((c_ubyte * size).from_address(tensor.data_ptr())).cast("B")

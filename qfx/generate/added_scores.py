@@ -1,4 +1,5 @@
-"""Reads the scores of an attention from a graph: the terms of the sum, and the masks."""
+"""Recognizes how a graph computes the scores of an attention: scale q k^T, the terms that are added
+to it, and the masks. explicit_attention.py replaces such an attention by one operator."""
 
 from __future__ import annotations
 
@@ -28,17 +29,17 @@ class UnknownScores(Exception):
 
 
 class Cached(NamedTuple):
-    """Float keys or values [B, H, L, D] that an attention reads; `call` is the node that computes
-    them."""
+    """Keys or values that an attention reads as floats of shape `sizes` = [B, H, L, D]. `call`: the
+    node that converts the int8 cache to these floats."""
 
     call: fx.Node
     sizes: tuple[int, ...]
 
     @staticmethod
     def of(node: Any, target: Any, transposed: bool) -> Cached:
-        """Returns the keys or values that an operand of a product is a view of. The operand is [B,
-        H, L, D] or [B * H, L, D], or, if `transposed`, has L and D exchanged. Raises UnknownScores
-        for other operands."""
+        """Returns the keys or values of which `node`, an operand of a matmul, is a view. `target`:
+        the operator that returns them. The view is [B, H, L, D] or [B * H, L, D], or, if
+        `transposed`, has L and D exchanged. Raises UnknownScores for other operands."""
         call: Any = node
         steps: list[Any] = []
         while isinstance(call, fx.Node) and call.target in _VIEWS:
@@ -80,8 +81,9 @@ class Term(NamedTuple):
 
 @dataclass(frozen=True)
 class Scores:
-    """scale q k^T + terms, for the keys that all bool masks in `seen` show. `product`: the nodes of
-    q and of the keys."""
+    """The scores scale q k^T + terms of an attention, for keys where all bool masks in `seen` are
+    True; other keys get no weight. `product`: the node of q, and the keys; None if there is no q
+    k^T."""
 
     product: tuple[fx.Node, Cached] | None = None
     scale: float = 0.0
@@ -103,13 +105,14 @@ class Scores:
 
 
 class ScoreReader:
-    """Reads scores from one graph; computes each constant of the graph once."""
+    """Recognizes scores in one graph; computes each constant of the graph once."""
 
     def __init__(self) -> None:
         self._known: dict[fx.Node, Tensor | None] = {}
 
     def scores(self, node: Any) -> Scores:
-        """Returns the scores that `node` computes. Raises UnknownScores if it is not such a sum."""
+        """Returns the scores that `node` computes. Raises UnknownScores if they do not have the
+        form of `Scores`."""
         if not isinstance(node, fx.Node):
             raise UnknownScores
         constant = self.constant(node)
@@ -119,8 +122,9 @@ class ScoreReader:
         return Scores(terms=(Term(node, 1.0),)) if read is None else read(self, node)
 
     def seen(self, node: Any, where: bool) -> tuple[fx.Node, ...]:
-        """Returns the masks that are True where a tensor of conditions equals `where`. Raises
-        UnknownScores."""
+        """Returns bool inputs of the graph whose logical and is True exactly where the bool tensor
+        `node` equals `where`; () if `node` equals it everywhere. Raises UnknownScores if there are
+        no such inputs."""
         constant = self.constant(node)
         if constant is not None:
             if bool((constant.bool() != where).any()):
@@ -178,7 +182,8 @@ class ScoreReader:
         return float(constant)
 
     def never(self, what: Any) -> None:
-        """Raises UnknownScores unless a number is so negative that a key with it gets no weight."""
+        """Raises UnknownScores unless the number `what` is so negative, -1e30 or less, that a key
+        with this score gets no weight in the softmax."""
         if not self.number(what) <= _NEVER:
             raise UnknownScores
 
@@ -225,7 +230,8 @@ def _bounded(reader: ScoreReader, node: fx.Node) -> Scores:
 
 
 def _same(reader: ScoreReader, node: fx.Node) -> Scores:
-    """Reads through a node that keeps the dtype and the last two dimensions."""
+    """Returns the scores of the input of `node`, which only moves elements. Raises UnknownScores if
+    it changes the dtype or the last two dimensions."""
     x: Any = node.args[0]
     found, given = value(node), value(x)
     if found.dtype != given.dtype or found.shape[-2:] != given.shape[-2:]:

@@ -1,4 +1,5 @@
-"""Buckets of batch sizes and token counts of a step, and padding to them."""
+"""Buckets: the batch sizes and numbers of tokens for which programs of a step exist, and padding to
+them."""
 
 from __future__ import annotations
 
@@ -16,9 +17,9 @@ MOST_ROWS = 16  # programs for up to 16 tokens return all logits, longer ones th
 
 
 def bucket_for(count: int, room: int, among: Sequence[int] = ROWS) -> int:
-    """Returns the number of tokens, one of `among` and at most `room`, of the step that reads the
-    first of `count` tokens. Chooses a step for all of them if at most half of it is padding;
-    otherwise the largest step without padding."""
+    """Returns the number of tokens of the next step, one of `among` and at most `room`, if `count`
+    tokens are still to be processed. One step takes all of them if at most half of it is padding;
+    otherwise the largest step without padding is chosen."""
     fitting = [rows for rows in among if rows <= room]
     enough = [rows for rows in fitting if count <= rows <= 2 * count]
     return enough[0] if enough else max(rows for rows in fitting if rows <= count)

@@ -1,7 +1,8 @@
 """A lock for building programs: one thread builds at a time, while others run existing programs.
 
 torch.export marks the whole process as compiling while it traces. Two traces at once could leave
-the mark set, and a thread that only runs a program must know that the mark is not its own.
+the mark set, and a thread that only runs a program must be able to see that another thread set the
+mark.
 """
 
 from __future__ import annotations

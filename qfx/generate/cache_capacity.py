@@ -1,4 +1,4 @@
-"""Memory of caches with a fixed capacity, and checks that the tokens fit."""
+"""Allocates caches with a fixed capacity, and checks that the tokens of a call fit."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def check_step(count: int, first: int, capacity: int) -> None:
 
 
 def check_alike(layers: Sequence[Any]) -> None:
-    """Raises ValueError if the layers of a cache hold different numbers of tokens, or if one has
-    lost tokens that its next query sees."""
+    """Raises ValueError if the layers of a cache hold different numbers of tokens, or if one of
+    them no longer holds tokens that its next query attends to."""
     for layer in layers:
         if layer.seen != layers[0].seen:
             raise ValueError(

@@ -1,5 +1,5 @@
-"""CacheSlots: the places in a cache at which the tokens of a call are written, with padding
-considered.
+"""CacheSlots: the places in a cache at which the tokens of a call are written. Padding has no
+place.
 
 A column is one token of each sequence, as transformers counts them. A cache stores the tokens of
 each sequence without padding, at places 0, 1, ..., so the places and results of a sequence do not
@@ -17,11 +17,11 @@ from qfx.hf.kv_layer import KVLayer
 
 
 class CacheSlots(NamedTuple):
-    """The places of the tokens of a call.
+    """The places of the T tokens of a call, which follow n earlier columns.
 
-    `places`: int64 [B, T], -1 for padding. `kept`: bool [B, n + T], the columns that the cache
-    holds after they are written; None for all. `hidden`: bool [B, L], places that hold a token but
-    are hidden by the mask of the call, or None.
+    `places`: int64 [B, T], -1 for padding. `kept`: bool [B, n + T], True for columns whose token is
+    stored in the cache; None if all are. `hidden`: bool [B, L], True for places whose token is
+    stored but hidden by the mask of the call; None if there are no such places.
     """
 
     places: Tensor
@@ -39,7 +39,7 @@ class CacheSlots(NamedTuple):
 
 
 def cache_slots(layer: KVLayer, numbers: Tensor, seen: Tensor | None, length: int) -> CacheSlots:
-    """Returns the places of the T columns after those that `layer` has seen.
+    """Returns the places of the next T columns, after the n columns that `layer` holds.
 
     `numbers`: the numbers of these columns, int64 [T]. `seen`: bool [B, n + T], the mask of the
     call, or None. `length`: L, the number of places of the cache.

@@ -1,7 +1,7 @@
-"""Replacements of functions of transformers in the copy of a model that is captured.
+"""Functions that replace functions of transformers in the copy of a model that is captured.
 
 An attention that reads the int8 cache directly, with a softcap of scores, replaces the eager one,
-which would read the whole cache as floats at each step. A mask that the step gets as an input
+which would convert the whole cache to floats at each step. A mask that is an input of the step
 replaces the mask that a model computes itself, such as one with slopes (alibi).
 """
 
@@ -28,8 +28,8 @@ _here = threading.local()  # layers and masks of the step that this thread captu
 
 @contextmanager
 def stepping(layers: list[Any], masks: dict[str, Tensor]) -> Iterator[None]:
-    """Makes modules of this thread attend to the caches of these layers inside the `with` block,
-    each to that of its `layer_idx`. Modules that compute a mask get one of `masks`, bool [B, 1, T,
+    """Inside the `with` block, attention modules that run in this thread read the cache of the
+    layer `layers[layer_idx]`, and modules that compute a mask get one of `masks`, bool [B, 1, T,
     L], instead."""
     _here.layers, _here.masks = layers, masks
     try:
@@ -39,13 +39,14 @@ def stepping(layers: list[Any], masks: dict[str, Tensor]) -> Iterator[None]:
 
 
 def by_cached_attention(model: nn.Module) -> None:
-    """Makes the modules of `model`, a copy that is captured, use the attention of this file."""
+    """Makes the attention modules of `model`, a copy that is captured, read the int8 cache by
+    `_attend`."""
     _look_up(model, _NAME, nn.Module)
 
 
 def by_given_masks(model: nn.Module) -> None:
-    """Makes `model`, a copy that is captured, use the masks that it is given instead of those that
-    it computes: float32, 0 for visible keys and -inf otherwise."""
+    """Makes `model`, a copy that is captured, use the masks passed to `stepping` instead of masks
+    that it computes, as float32: 0 for visible keys and -inf for others."""
     _look_up(model, _GIVEN, PreTrainedModel)
     for module in model.modules():
         table = module._buffers.get("bias")
@@ -55,7 +56,8 @@ def by_given_masks(model: nn.Module) -> None:
 
 
 class _Rows:
-    """Replaces the table of GPT-Neo that says which keys each query sees in a kind of layers."""
+    """Replaces the table in which GPT-Neo looks up which keys each query sees, for one kind of
+    layers."""
 
     def __init__(self, kind: str) -> None:
         self._kind = kind
@@ -66,8 +68,8 @@ class _Rows:
 
 
 def _look_up(model: nn.Module, name: str, kind: type[nn.Module]) -> None:
-    """Gives the modules of a kind a copy of their config that names another attention
-    implementation."""
+    """Gives the modules of the class `kind` a copy of their config in which the attention
+    implementation is the one registered as `name`."""
     configs: dict[int, Any] = {}
     for module in model.modules():
         config = vars(module).get("config")
@@ -97,8 +99,9 @@ def _attend(
     softcap: float | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """Computes transformers' eager attention of Gemma 2. Does not read `key` and `value`, which are
-    floats."""
+    """Computes what transformers' eager attention of Gemma 2 computes, but reads keys and values
+    from the int8 cache of the module's layer. The values of the floats `key` and `value` are not
+    used. Returns [B, T, H, D]."""
     if unknown := sorted(name for name in others.keys() - _KNOWN if others[name] is not None):
         raise ValueError(f"its attention takes {', '.join(unknown)}, which programs do not know")
     layer: KVLayer = _here.layers[module.layer_idx]

@@ -1,6 +1,7 @@
 """Fingerprints of the code that a model's modules may call, as it is in memory now.
 
-Files are not read, so that functions that were replaced at run time, and those of notebooks, count.
+They are computed from the functions in memory and not from files, so a function that was replaced
+at run time (a monkey patch) changes them.
 """
 
 from __future__ import annotations
@@ -29,11 +30,12 @@ _TORCH = str(Path(torch.__file__).parent)
 def code_fingerprints(
     fingerprint: Fingerprinter, homes: Iterable[str], classes: Iterable[type]
 ) -> Iterator[str]:
-    """Yields fingerprints of the classes, of the Python modules `homes`, and of modules that these
-    refer to in the same packages or outside of installed packages: their functions, classes,
-    numbers and tables.
+    """Yields fingerprints of the `classes` of a model's modules and of the code that they may call.
 
-    For installed packages that they refer to, yields name and version of the distributions.
+    This code is the content (functions, classes, numbers and tables) of the Python modules `homes`,
+    and of modules that these refer to, in the same packages or outside of installed packages. Other
+    installed packages are represented by the names and versions of their distributions. Functions
+    of torch that users replaced are included.
     """
     scan = _Scan(fingerprint, {name.partition(".")[0] for name in homes})
     for kind in dict.fromkeys(base for each in classes for base in each.__mro__):
@@ -61,7 +63,9 @@ class _Scan:
         self.strict = False  # whether the current module is outside of installed packages
 
     def follows(self, name: str) -> bool:
-        """Whether the code of a module is read. qfx has its own digest, and torch a version."""
+        """Whether the content of the Python module `name` becomes part of the fingerprint. The
+        contents of qfx and torch do not: the digest of qfx and the version of torch are in the key
+        of a program."""
         module, package = sys.modules.get(name), name.partition(".")[0]
         if name == "__main__":
             raise NoFingerprint("functions of __main__ are called")
@@ -134,7 +138,8 @@ class _Scan:
         return str([(name, self.value(v, 1)) for name, v in sorted(attributes)])
 
     def foreign(self, place: Any) -> Iterator[str]:
-        """Yields fingerprints of Python functions in `place` that do not come from torch."""
+        """Yields fingerprints of Python functions in `place`, a module or class of torch, that do
+        not come from torch."""
         for name, value in sorted(vars(place).items()):
             value = getattr(value, "__func__", value)
             if isinstance(value, FunctionType) and not _is_torchs(value.__code__.co_filename):
@@ -142,8 +147,8 @@ class _Scan:
 
 
 def _distribution(name: str) -> str:
-    """Returns the distributions that a Python module comes from. Returns '' for torch, whose
-    version is in the key, for qfx, which has its own digest, and for modules that are not
+    """Returns the distributions that the Python module `name` comes from. Returns '' for torch and
+    qfx, whose version and digest are in the key of a program, and for modules that are not
     installed."""
     module = sys.modules.get(name)
     known = name.partition(".")[0] in ("torch", "qfx")
@@ -151,8 +156,8 @@ def _distribution(name: str) -> str:
 
 
 def _varies(module: str, name: str, value: Any) -> bool:
-    """Whether a value differs from process to process. A package contains the submodules that were
-    imported."""
+    """Whether the attribute `name` of a module differs from process to process: a random number, or
+    a submodule, which is an attribute of its package only once it was imported."""
     own = isinstance(value, ModuleType) and value.__name__ == f"{module}.{name}"
     return own or f"{module}.{name}" in _RANDOM
 

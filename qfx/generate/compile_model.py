@@ -1,5 +1,5 @@
-"""compile_for_generate: compiles the steps of `generate` into programs, one for each bucket of
-tokens."""
+"""compile_for_generate: makes a transformers model run the steps of `generate` as programs, one for
+each bucket (number of tokens of a step)."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ def compile_for_generate(
     logits_dtype: torch.dtype | None = None,
     max_source_length: int | None = None,
 ) -> Any:
-    """Makes the model decode with int8 programs; returns the model, changed in place.
+    """Makes the model decode with int8 programs; returns the model, changed in place. A program is
+    a list of instructions that run in C++, without PyTorch.
 
         model = compile_for_generate(model, "w4a8", max_length=1024)
         model.generate(**inputs)
@@ -49,20 +50,21 @@ def compile_for_generate(
 
     `config`: how its weights are quantized (`qfx.quantize_`), the name of a scheme or a Config.
     None means "w8a8" for a float model, and does not change a model that is already quantized.
+
     `max_length`: the largest number of tokens of prompt and output together. `batch_sizes`: the
     batch sizes for which programs are built now. Smaller batches are padded to one of them;
     programs for larger batches are built at their first use. `max_source_length`: for an
     encoder-decoder, the largest number of positions of the encoder's output; by default as many as
     its configuration allows, or `max_length` but at least 512 if the configuration does not say.
-    The modules compute the encoder and the first tokens of the decoder, programs the later steps.
-    `logits_dtype`: the dtype of the logits that programs return, by default that of the model; they
-    are computed in float32.
+    The model's modules compute the encoder and the first tokens of the decoder, programs the later
+    steps. `logits_dtype`: the dtype of the logits that programs return, by default that of the
+    model; they are computed in float32.
 
-    After this, `model.generate(...)` stores keys and values in int8 and runs each step as a program
-    of `qfx.programs`. Other programs read the prompt, several tokens at a time. The modules are
-    used for calls that need more than logits (hidden states, attentions, labels), for other kinds
-    of caches, for gradients and under autocast. If no program can be built for the model, the
-    modules are always used, and a warning says why.
+    After this, `model.generate(...)` stores keys and values in int8, or in 4 bits with `key_bits`
+    or `value_bits` 4, and runs each step as a program. Other programs process the prompt, several
+    tokens at a time. The modules are used for calls that need more than logits (hidden states,
+    attentions, labels), for other kinds of caches, for gradients and under autocast. If no program
+    can be built for the model, the modules are always used, and a warning says why.
 
     Raises ValueError, before anything is changed, for a model that cannot have an int8 cache or
     that contains sparse or nested tensors, for a model in training mode, and for invalid arguments.
@@ -106,7 +108,9 @@ def compile_for_generate(
 def _written_layers(
     model: Any, forward: Callable[..., Any], layout: CacheLayout, bits: tuple[int, int]
 ) -> list[KVLayer]:
-    """Returns the layers of a cache into which the model has written one token."""
+    """Returns the layers of a cache into which the model has written one token, from which the
+    number of heads and features of each layer are known. Raises ValueError if the model does not
+    write them."""
     cache = Cache(layers=[KVLayer(layout.length, *bits) for _ in layout.layers])  # type: ignore[arg-type]
     with torch.no_grad():
         token = torch.zeros(1, 1, dtype=torch.int64, device=model.device)
@@ -120,7 +124,8 @@ def _written_layers(
 
 
 def _inside(model: Any) -> Any:
-    """Returns the model inside of wrappers; their `generate` calls that of the model."""
+    """Returns the model inside wrappers of PEFT or torch.compile, whose `generate` calls that of
+    the model."""
     for name in ("_orig_mod", "get_base_model"):
         found = getattr(model, name, None)
         if found is not None:

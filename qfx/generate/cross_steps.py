@@ -1,7 +1,7 @@
-"""CrossSteps: the forward of an encoder-decoder.
+"""CrossSteps: replaces the forward of an encoder-decoder.
 
-The modules of the model encode the source and read the first tokens of the decoder, which writes
-the cache that cross attention reads. Programs run the later steps.
+The modules of the model run the encoder and the first tokens of the decoder, and so write the cache
+of cross attention. Programs run the later steps.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ _NAMES = {  # the names of the decoder's arguments for those of the whole model
 
 
 class CrossSteps(Steps):
-    """The forward of an encoder-decoder. `source_length`: the largest number of positions of the
-    encoder's output."""
+    """Replaces the forward of an encoder-decoder. `source_length`: the largest number of positions
+    of the encoder's output."""
 
     def __init__(
         self,
@@ -53,8 +53,8 @@ class CrossSteps(Steps):
         *,
         source_length: int,
     ) -> None:
-        """Creates it like Steps. Raises ValueError if the decoder of the model is not a separate
-        module."""
+        """Prepares a model like `Steps`. Raises ValueError if the decoder of the model is not a
+        separate module."""
         self.source_length = source_length
         self.positions = positions_of(model.config, "target")
         self.source = source_length, _hidden_size(model)
@@ -71,7 +71,8 @@ class CrossSteps(Steps):
         return {name: value for name, value in super().__getstate__().items() if name != "_seen"}
 
     def prepare(self) -> None:
-        """Builds the programs of one token, with a source as the encoder might return it."""
+        """Builds the programs that process one token, by calling them with zeros as the encoder's
+        output."""
         length = min(self.source_length, 16) if self.masks_source else self.source_length
         for batch in self.sizes:
             token = torch.zeros(batch, 1, dtype=torch.int64, device=self.model.device)
@@ -126,9 +127,9 @@ class CrossSteps(Steps):
         return [*request.cache.layers, *request.source.cache.cross_attention_cache.layers]
 
     def _serve(self, request: Request, first: int) -> bool:
-        """Whether programs serve the call: its cross attention was written and none of its tokens
-        is padding, so that each token has one place and the position that the model assigns to
-        it."""
+        """Whether programs can run the call. The cache of cross attention must be written, and no
+        token may be padding, so that each token has one place and the position that the model
+        assigns to it."""
         cross = self._all(request)[len(self.shapes) :]
         source = request.source
         if source is None or not all(type(layer) is CrossKVLayer for layer in cross):
@@ -145,7 +146,8 @@ class CrossSteps(Steps):
         return whole and self._counted(request, first) and super()._serve(request, first)
 
     def _name_length(self, found: int) -> None:
-        """Logs once that programs cannot read this number of positions."""
+        """Logs, once for a model, that programs cannot attend to an encoder's output of `found`
+        positions."""
         if "source" not in self.named:
             self.named.add("source")
             _log.warning(
@@ -155,7 +157,7 @@ class CrossSteps(Steps):
             )  # fmt: skip
 
     def _counted(self, request: Request, first: int) -> bool:
-        """Whether the positions of the call are first, first + 1, ..."""
+        """Whether the positions passed to the call, if any, are first, first + 1, ..."""
         numbers = self.places.numbers(first, request.length)
         return request.positions is None or bool((request.positions == numbers).all())
 
@@ -183,7 +185,8 @@ class CrossSteps(Steps):
         return self.source_tables[size]
 
     def _seen_of(self, request: Request, size: int) -> Tensor:
-        """Returns the positions of the source that each sequence sees: bool [size, 1, 1, S]."""
+        """Returns the positions of the encoder's output that each sequence may attend to: bool
+        [size, 1, 1, S]."""
         assert request.source is not None
         layer = self._all(request)[-1]
         mask = request.source.mask if self.masks_source else None
@@ -214,8 +217,8 @@ def positions_of(config: Any, side: str) -> int | None:
 
 
 def masks_source(model: Any) -> bool:
-    """Whether the model takes a mask of the encoder's output. A mask of audio, or of another input
-    than tokens, does not have one element for each position of this output."""
+    """Whether the model takes a mask with one element for each position of the encoder's output. A
+    model of audio or of another input than tokens does not."""
     names = inspect.signature(type(model).forward).parameters
     of_decoder = inspect.signature(model.get_decoder().forward).parameters
     takes = "attention_mask" in names and "encoder_attention_mask" in of_decoder
@@ -225,8 +228,9 @@ def masks_source(model: Any) -> bool:
 def written_layers(
     model: Any, forward: Callable[..., Any], length: int, bits: tuple[int, int]
 ) -> list[KVLayer]:
-    """Returns the layers of a cache to which the model's decoder has written one token, for a
-    source of one position. Raises UserError for a model that does not write such a cache."""
+    """Returns a cache layer for each layer of the model's decoder, with the numbers of heads and
+    features that the decoder writes. To find these, it decodes one token with an encoder's output
+    of one position. Raises UserError for a model that does not write such a cache."""
     cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
     token = torch.zeros(1, 1, dtype=torch.int64, device=model.device)
     hidden = torch.zeros(1, 1, _hidden_size(model), dtype=model.dtype, device="cpu")
@@ -251,7 +255,8 @@ def written_layers(
 
 
 def _hidden_size(model: Any) -> int:
-    """Returns the number of features of the encoder's output."""
+    """Returns the number of features of the encoder's output. Raises UserError if no configuration
+    contains it."""
     for config in (model.config, getattr(model.get_encoder(), "config", None)):
         for name in ("d_model", "hidden_size"):
             found = getattr(config, name, None)

@@ -30,9 +30,10 @@ def load_programs(path: str | Path, *, max_memory: int | None = None) -> Decoder
 
         decoder = load_programs("model.safetensors")
 
-    `max_memory`: the largest number of bytes that its weights, cache and steps may take, by default
-    the memory of the machine. Raises ValueError, with the numbers, for another file and for one
-    that needs more memory or work than its weights and cache explain; OSError if it cannot be read.
+    `max_memory`: the largest number of bytes that the decoder's weights, cache and steps may take,
+    by default the memory of the machine. Raises ValueError for a file that `save_programs` did not
+    write, and for one whose steps need more memory or more operations than the sizes of its weights
+    and cache account for; OSError if the file cannot be read.
     """
     safetensors()
     table = table_of(Path(path))
@@ -49,7 +50,8 @@ def load_programs(path: str | Path, *, max_memory: int | None = None) -> Decoder
 
 
 class Decoder:
-    """Reads and continues `batch` sequences at a time, with an int8 cache of `length` tokens.
+    """A language model from a file of programs. It processes `batch` sequences at a time, with an
+    int8 cache of `length` tokens.
 
         decoder = load_programs("model.safetensors")
         new_tokens = decoder.generate(tokens, 20)
@@ -79,7 +81,7 @@ class Decoder:
         self.reset()
 
     def reset(self) -> None:
-        """Discards all tokens that were read."""
+        """Empties the cache, so that the next tokens begin new sequences."""
         self._seen = torch.zeros(self.batch, 1, dtype=torch.int64, device="cpu")
         self._written = self._seen.clone()  # written tokens, including those of failed reads
 
@@ -87,7 +89,8 @@ class Decoder:
         return _continued, (*self._file, self._seen, self._written, self._cache.tensors)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Decoder:
-        """Returns a decoder with the same tokens read and its own cache; the weights are shared."""
+        """Returns a decoder in the same state, with its own copy of the cache; the weights are
+        shared."""
         return _continued(*self._file, self._seen, self._written, self._cache.tensors)
 
     def __copy__(self) -> Decoder:
@@ -96,12 +99,12 @@ class Decoder:
 
     @property
     def seen(self) -> int:
-        """The number of tokens of the longest sequence that were read, without padding."""
+        """The number of tokens in the cache, without padding, of the longest sequence."""
         return int(self._seen.max())
 
     def read(self, tokens: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-        """Reads tokens [batch, T], integers, after those read before; returns logits [batch, V] for
-        the next token.
+        """Runs the model on tokens [batch, T], integers that follow the tokens of earlier calls.
+        Returns the logits [batch, V] of the next token.
 
         `attention_mask` [batch, T]: 0 for padding, which must precede the tokens of a sequence.
         Raises ValueError for another batch size, and if the tokens do not fit.
@@ -129,7 +132,7 @@ class Decoder:
         """Generates greedily; returns up to `new` tokens [batch, N] that follow `tokens`.
 
         A sequence ends with `eos` and is padded with it until all have ended. Raises ValueError for
-        `new` below 1 and where `read` does.
+        `new` below 1, and for tokens for which `read` raises it.
         """
         if new < 1:
             raise UserError(f"new={new}: expected at least 1")
@@ -181,8 +184,8 @@ class Decoder:
         return count
 
     def _check_not_overwritten(self) -> None:
-        """Raises UserError if a read that failed has overwritten tokens that the next one would
-        see."""
+        """Raises UserError if a `read` that failed has overwritten tokens that the next one would
+        attend to."""
         lost = int((self._written - self._seen).max())
         for window, slots in self.layout.kinds.values():
             if window is not None and lost > max(slots - window + 1, 0) and slots < self.length:
@@ -200,7 +203,8 @@ def _continued(
     written: Tensor,
     cache: Sequence[Tensor],
 ) -> Decoder:
-    """Returns a decoder with the given state and with a copy of another decoder's `cache`."""
+    """Returns a decoder that continues from the state of another one, with a copy of its
+    `cache`."""
     decoder = Decoder(description, weights, max_memory)
     decoder._seen, decoder._written = seen.clone(), written.clone()
     for own, read in zip(decoder._cache.tensors, cache, strict=True):

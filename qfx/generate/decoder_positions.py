@@ -1,4 +1,4 @@
-"""Positions of the tokens in a step of an encoder-decoder whose decoder counts them itself.
+"""Makes the positions of tokens inputs of a step, for an encoder-decoder whose decoder counts them.
 
 T5 learns biases of attention for ranges of distances from query to key, and computes the range of
 each distance at each step. The copy of a model that is captured looks up the ranges in a table, by
@@ -23,7 +23,7 @@ _here = threading.local()  # distances of the step that this thread captures
 
 
 class Distances:
-    """The distances from queries to the keys of a cache with `length` places."""
+    """A table of the distances from queries to the keys of a cache that holds `length` tokens."""
 
     def __init__(self, length: int) -> None:
         self._length = length
@@ -32,8 +32,9 @@ class Distances:
         )
 
     def of(self, first: int, rows: int) -> Tensor:
-        """Returns the distances for queries at first, first + 1, ...: int64 [rows, L], key - query
-        + L - 1. Queries beyond the last place have the distances of the last one."""
+        """Returns the distances for `rows` queries at places first, first + 1, ...: int64 [rows,
+        L], key - query + L - 1. Queries beyond the last place have the distances of the last
+        one."""
         begin = (
             self._length - 1 - torch.arange(first, first + rows, dtype=torch.int64, device="cpu")
         )
@@ -41,13 +42,14 @@ class Distances:
 
 
 def learns_distances(model: nn.Module) -> bool:
-    """Whether attention of the decoder has learned biases for distances."""
+    """Whether the decoder's attention has learned biases for distances from query to key, as in
+    T5."""
     return any(True for _ in _learning(model))
 
 
 def by_distances(model: nn.Module, length: int) -> None:
-    """Makes the decoder of `model`, a copy that is captured, use the distances of `measured`, to
-    the keys of a cache with `length` places."""
+    """Makes the decoder of `model`, a copy that is captured, use the distances passed to
+    `measured`, with keys in a cache of `length` places."""
     for module in _learning(model):
         noted = _Noted(module.relative_attention_bias)
         module._modules["relative_attention_bias"] = noted
@@ -98,7 +100,8 @@ def _is_first(node: Any, positions: fx.Node) -> bool:
 
 @contextmanager
 def measured(distances: Tensor) -> Iterator[None]:
-    """Makes modules of this thread attend to keys at these distances inside the `with` block."""
+    """Inside the `with` block, biases of attention that this thread computes are those for
+    `distances`, int64 [T, L] from `Distances.of`."""
     _here.distances = distances
     try:
         yield
@@ -107,7 +110,7 @@ def measured(distances: Tensor) -> Iterator[None]:
 
 
 class _Noted(nn.Module):
-    """Replaces the embedding of learned biases and records the ranges that are looked up."""
+    """Stands in for the embedding of learned biases, to record which ranges are looked up in it."""
 
     def __init__(self, learned: nn.Embedding) -> None:
         super().__init__()
@@ -119,7 +122,8 @@ class _Noted(nn.Module):
 
 
 class _Bias:
-    """Replaces a method that returns biases [1, heads, T, L]."""
+    """Replaces the method `compute_bias` of T5: returns the learned biases [1, heads, T, L] for the
+    distances passed to `measured`."""
 
     def __init__(self, learned: nn.Embedding, ranges: Tensor) -> None:
         self._learned, self._ranges = learned, ranges

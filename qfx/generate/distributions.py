@@ -1,4 +1,4 @@
-"""Installed packages: the distribution that a Python module belongs to, and its fingerprint.
+"""Finds the installed package (distribution) that a Python module belongs to, and its fingerprint.
 
 A distribution is found next to the module's file, whichever folder that is: a virtual environment
 on top of another one, `pip install --target` and the user's own folder of packages all work. Its
@@ -27,7 +27,7 @@ def identity(module: ModuleType) -> str:
 
     For the standard library this is the version of Python. For others it contains the names and
     versions of the distributions of the top-level package and digests of their RECORDs. A module
-    without a file belongs to its top-level package. A module that a program created is not
+    without a file belongs to its top-level package. A module that was created at run time is not
     installed.
     """
     top = sys.modules.get(module.__name__.partition(".")[0])
@@ -40,7 +40,8 @@ def identity(module: ModuleType) -> str:
 
 @lru_cache
 def _is_standard(file: str) -> bool:
-    """Whether a file belongs to the standard library; its folders may contain those of packages."""
+    """Whether a file belongs to the standard library, whose folder may also contain
+    site-packages."""
     places = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib")}
     below = any(Path(file).is_relative_to(place) for place in places if place)
     return below and not any(part in _PACKAGES for part in Path(file).parts)
@@ -79,6 +80,6 @@ def _tops(distribution: Distribution, record: str | None) -> Iterator[str]:
 
 
 def _files(record: str | None) -> list[str]:
-    """Returns the lines `path,checksum,size` of files in the folder. Scripts outside of it contain
-    its path."""
+    """Returns the sorted lines `path,checksum,size` of a RECORD. Lines of files outside of the
+    packages' folder are left out, since the content of such scripts depends on that folder."""
     return sorted(line for line in (record or "").splitlines() if not line.startswith(".."))

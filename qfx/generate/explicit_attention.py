@@ -1,11 +1,12 @@
-"""Replaces attention that a model writes out by calls that read the int8 cache.
+"""Replaces attention that a model computes by matmuls and a softmax with one operator that reads
+the int8 cache.
 
 BLOOM, MPT, GPT-J, CodeGen and XGLM multiply queries by all keys, add masks and slopes, apply a
 softmax and multiply the result by all values. In the graph of a step this is rewritten:
 
     softmax(scale q k^T + bias) v   ->   kv_attention(q, cache, bias, scale)
 
-Scores that the graph computes in another way are not changed.
+Attention whose scores the graph computes in another way is not changed.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ _SAME = (
 
 
 def read_codes(gm: fx.GraphModule) -> None:
-    """Rewrites attention in the graph of a step as described above. A mask that several layers
-    compute is computed once."""
+    """Rewrites the attention in the graph of a step as described above, so that it reads the int8
+    codes of the cache. A mask that several layers compute is computed once."""
     for node in reversed(list(gm.graph.nodes)):
         if node.target is aten.dropout.default and node.args[2] is False:
             node.replace_all_uses_with(node.args[0])
@@ -65,7 +66,8 @@ class _Writing:
         self._made: dict[Any, fx.Node | None] = {}
 
     def attention(self, softmax: fx.Node) -> None:
-        """Replaces the attention around this softmax by one call."""
+        """Replaces the attention around this softmax by one call. Raises UnknownScores if its
+        scores have another form."""
         scores, last = self._reader.scores(softmax.args[0]), _product_of(softmax)
         if scores.product is None or scores.scale <= 0:
             raise UnknownScores
@@ -84,8 +86,9 @@ class _Writing:
             last.replace_all_uses_with(self._shaped(y, tuple(value(last).shape)))
 
     def mask(self, node: fx.Node) -> None:
-        """Replaces the mask of an attention of transformers, if the graph computes it from an
-        input."""
+        """Replaces the float32 mask of `node`, a scaled_dot_product_attention, if the graph
+        computes it from a bool input: by that input, or by the sum with other terms, computed once
+        for all layers."""
         mask = node.args[3] if len(node.args) > 3 else None
         if not isinstance(mask, fx.Node) or value(mask).dtype != torch.float32:
             return
@@ -97,7 +100,7 @@ class _Writing:
 
     def _bias(self, scores: Scores, heads: tuple[int, ...], at: fx.Node) -> fx.Node | None:
         """Returns the term that is added to the scores, [B or 1, H or 1, T or 1, L]: float32, or
-        bool if it is only a mask."""
+        bool if it is only a mask; None if nothing is added."""
         if len(scores.seen) > 1:
             raise UnknownScores
         key = (scores.seen, tuple((id(t.operand), t.factor) for t in scores.terms))
@@ -142,8 +145,8 @@ class _Writing:
 
 
 def _product_of(softmax: fx.Node) -> fx.Node:
-    """Returns the product of the softmax and the values. Raises UnknownScores if other nodes read
-    the softmax."""
+    """Returns the matmul of the softmax and the values. Raises UnknownScores if other nodes also
+    use the softmax."""
     node = softmax
     while True:
         if len(node.users) != 1:
@@ -170,8 +173,8 @@ def _check_unwritten(read: fx.Node, last: fx.Node) -> None:
 
 
 def _of_heads(term: Tensor, heads: tuple[int, ...]) -> Tensor:
-    """Reshapes a term of scores [B * H, T, L] or [B, H, T, L], with axes of size 1 allowed, so that
-    it broadcasts to the latter."""
+    """Reshapes a term of scores, [B * H, T, L] or [B, H, T, L] with axes of size 1 allowed, so that
+    it broadcasts to [B, H, T, L]."""
     batch, count = heads
     if term.ndim == 3 and term.shape[0] == batch * count:
         return term.reshape(batch, count, *term.shape[1:])

@@ -16,14 +16,14 @@ from qfx.programs.serialization import Storing
 
 
 def save_programs(model: Any, path: str | Path, *, batch_size: int = 1) -> None:
-    """Writes the programs of a model for this batch size, and the weights that they read, to one
+    """Writes the programs of a model for this batch size, and the weights that they use, to one
     safetensors file. Programs that do not exist yet are built.
 
         save_programs(compile_for_generate(model), "model.safetensors")
 
     `model`: a model from `compile_for_generate`. `load_programs` of the same version of qfx reads
     the file on any processor, without the model, its code and transformers. Raises ValueError for
-    another model, and if PyTorch runs a part of a program.
+    any other model, and if a part of a program can only run in PyTorch.
     """
     safetensors()
     steps = getattr(model, "forward", None)

@@ -1,7 +1,7 @@
 """Fingerprints of Python values: text that is the same in every process for equal values.
 
 Locks, files, objects of C extensions and large tensors have no fingerprint and raise
-`NoFingerprint`: nothing is guessed.
+`NoFingerprint`, since their effect is not known.
 """
 
 from __future__ import annotations
@@ -49,22 +49,23 @@ class NoFingerprint(Exception):
 
 
 class Fingerprinter:
-    """Computes fingerprints of several values; a value that occurs again gets a reference to the
-    first.
+    """Computes fingerprints of several values. A value that occurs again is represented by a
+    reference to its first occurrence.
 
     `homes`: the Python modules whose functions and classes occurred.
     """
 
     def __init__(self, names: Mapping[int, str]) -> None:
-        """Creates it with the `names` of objects, by their id, that are represented by their
-        name."""
+        """`names`: id of an object -> the name that represents it. Such objects are not
+        inspected."""
         self.names = names
         self.homes: set[str] = set()
         self._seen: dict[int, int] = {}
         self._kept: list[Any] = []  # so that nothing else gets its id
 
     def __call__(self, value: Any) -> str:
-        """Returns the fingerprint of `value`. Raises NoFingerprint, with the part that has none."""
+        """Returns the fingerprint of `value`. Raises NoFingerprint, which names the part that has
+        none."""
         if type(value) in _PLAIN:
             return f"{type(value).__name__} {value!r}"
         if isinstance(value, _TORCH):
@@ -91,7 +92,7 @@ class Fingerprinter:
         return self._object(value)
 
     def items(self, values: Mapping[Any, Any]) -> str:
-        """Returns the fingerprint of a dict, in its order."""
+        """Returns the fingerprint of a dict, which depends on the order of its items."""
         items = (f"{self(k)}: {self(v)}" for k, v in values.items() if k not in _SKIPPED)
         return "{" + ", ".join(items) + "}"
 
@@ -177,7 +178,7 @@ _codes: dict[CodeType, str] = {}
 
 
 def code_digest(code: CodeType) -> str:
-    """Returns a digest of a code object that does not depend on its location."""
+    """Returns a digest of a code object that does not depend on its file and line numbers."""
     if code not in _codes:
         _codes[code] = hashlib.sha256("\n".join(_parts(code)).encode()).hexdigest()[:32]
     return _codes[code]

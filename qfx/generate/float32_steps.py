@@ -2,8 +2,8 @@
 
 A step is captured with every bfloat16 and float16 parameter and buffer converted to float32. Then
 the conversions are moved to where they cost least: after lookups and views, so that only the rows
-of an embedding that a step reads are converted. Vectors, such as the weights of norms, are
-converted once. A matmul that stays float multiplies in the dtype of its weight, as the model itself
+of an embedding that a step uses are converted. Vectors, such as the weights of norms, are converted
+once. A matmul that is not quantized multiplies in the dtype of its weight, as the model itself
 does.
 """
 
@@ -49,7 +49,8 @@ def _halves(model: nn.Module) -> dict[str, Tensor]:
 
 
 class InFloat32(nn.Module):
-    """The forward `run` of `model`, with its 16-bit parameters and buffers converted to float32."""
+    """Runs `run`, the forward of `model`: unchanged by `forward`, and by `call` with the 16-bit
+    parameters and buffers converted to float32."""
 
     def __init__(self, model: nn.Module, run: Callable[..., Any]) -> None:
         super().__init__()
@@ -64,8 +65,8 @@ class InFloat32(nn.Module):
 
 
 def keep_halves(gm: fx.GraphModule, vectors: Mapping[str, Tensor], prefix: str) -> None:
-    """Moves the conversions in the graph of a step that `InFloat32.call` computes, as described
-    above.
+    """Moves the conversions to float32 in the graph of a step, captured from `InFloat32.call`, to
+    where they cost least, as described above.
 
     `vectors`: the result of `float32_vectors`. `prefix`: the prefix of the model's names in `gm`.
     """
@@ -99,7 +100,7 @@ def _is_float32(node: fx.Node) -> bool:
 
 
 def _sink(convert: fx.Node, dtype: torch.dtype) -> None:
-    """Moves a conversion to float32 after the nodes that read it, as far as possible."""
+    """Moves a conversion to float32 after the nodes that use its result, as far as possible."""
     for user in list(convert.users):
         if is_check(user):
             user.graph.erase_node(user)
@@ -128,7 +129,8 @@ def _move(user: fx.Node, convert: fx.Node, dtype: torch.dtype) -> None:
 
 
 def _converted(node: fx.Node, dtype: torch.dtype) -> fx.Node:
-    """Converts `node` to another dtype for all of its readers; returns the conversion."""
+    """Converts the result of `node` to another dtype for all nodes that use it; returns the
+    conversion."""
     with node.graph.inserting_after(node):
         later = node.graph.call_function(aten.to.dtype, (node, dtype))
     later.meta["val"] = node.meta["val"].to(dtype)
@@ -139,7 +141,8 @@ def _converted(node: fx.Node, dtype: torch.dtype) -> fx.Node:
 
 
 def _multiply_in(matmul: fx.Node, dtype: torch.dtype) -> None:
-    """Multiplies 16-bit operands, as the modules do."""
+    """Makes a matmul multiply operands of the 16-bit `dtype`, as the model's modules do, and
+    converts its result to float32."""
     for operand in matmul.all_input_nodes:
         value = operand.meta["val"]
         if value.dtype != torch.float32:
@@ -155,7 +158,8 @@ def _multiply_in(matmul: fx.Node, dtype: torch.dtype) -> None:
 
 
 def _fold(gm: fx.GraphModule, node: fx.Node, vector: Tensor | None) -> None:
-    """Replaces the remaining conversions of a vector by a constant."""
+    """Replaces the remaining conversions of the 16-bit vector `node` by its float32 copy
+    `vector`."""
     left = [n for n in node.users if n.target in _CONVERT and _is_float32(n)]
     if vector is None or not left:
         return

@@ -1,4 +1,5 @@
-"""OwnForward: keeps the forward of a model for an object that replaces it."""
+"""OwnForward: base class of an object that replaces the forward of a model and keeps the original
+one."""
 
 from __future__ import annotations
 

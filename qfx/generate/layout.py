@@ -1,4 +1,4 @@
-"""CacheLayout: the layers of a cache that hold all tokens, and those that are rings of the last
+"""CacheLayout: which layers of a KV cache hold all tokens, and which are ring buffers of the last
 ones."""
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from qfx.ops.kv_blocks import ring_slots
 
 
 class LayerKind(NamedTuple):
-    """The size of a kind of layers.
+    """The size of the cache of one kind of layers, such as those with a sliding window.
 
     `window`: the number of keys that a query sees, None for all. `slots`: the number of tokens that
     a layer holds; token n of a sequence is in slot n % slots.
@@ -23,7 +23,7 @@ class LayerKind(NamedTuple):
 
 @dataclass(frozen=True)
 class CacheLayout:
-    """The kinds of layers of a cache.
+    """The sizes of the layers of a KV cache.
 
     `length`: the largest number of tokens of a sequence. `kinds`: the kinds of layers, by name.
     `layers`: the name of the kind of each layer.
@@ -41,7 +41,8 @@ class CacheLayout:
 
     @property
     def firsts(self) -> tuple[int, ...]:
-        """The first layer with each number of slots in `slots`; 0 if there is none."""
+        """The index of the first layer with each number of slots in `slots`; 0 if no layer has
+        it."""
         found = [self.slots_of(i) for i in range(len(self.layers))]
         return tuple(found.index(slots) if slots in found else 0 for slots in self.slots)
 

@@ -1,4 +1,5 @@
-"""Masks: the slots of a cache that each query of a step sees, in the form that the layers use."""
+"""Masks of attention: the slots of a cache that each query of a step sees, as the models take
+them."""
 
 from __future__ import annotations
 
@@ -13,8 +14,9 @@ from qfx.ops.kv_blocks import TOKENS
 
 
 class Places:
-    """Slots, block tables and masks for places of tokens, mostly as views of larger tables, because
-    computing such small tensors at each step would take as long as a layer."""
+    """Looks up slots, block tables and masks for places of tokens (their numbers in the sequence).
+    The results are mostly views of larger tables, because computing such small tensors at each step
+    would take as long as a layer."""
 
     def __init__(self, layout: CacheLayout) -> None:
         self._numbers = torch.arange(layout.length, dtype=torch.int64, device="cpu")
@@ -34,16 +36,16 @@ class Places:
         return self._tables[batch, slots]
 
     def slots(self, places: Tensor) -> list[Tensor]:
-        """Returns the slots of `places`, int64 [B, T] with -1 for none, for each number of slots
-        that layers have."""
+        """Returns the slots in which the tokens at `places`, int64 [B, T], are stored: one tensor
+        of that shape for each number of slots that layers have. -1 means neither place nor slot."""
         return [slots.of(places) for slots in self._slots.values()]
 
     def masks(self, places: Tensor, hidden: Tensor | None = None) -> list[Tensor]:
         """Returns a mask for each kind of layers, bool [B, 1, T, slots], for queries at `places`
         int64 [B, T].
 
-        Queries with place -1 see what the first place sees. `hidden`: bool [B, L], places that no
-        query sees, or None. The masks must not be written to.
+        Queries with place -1 (padding) see the same as a query at place 0. `hidden`: bool [B, L],
+        places that no query sees, or None. The masks must not be written to.
         """
         found, shown = [], {}
         if hidden is not None:
@@ -55,7 +57,8 @@ class Places:
 
 
 class _Slots:
-    """The slots of sequences of up to `length` tokens: token n is in slot n % `size`.
+    """The slots for sequences of up to `length` tokens in a layer with `size` slots: token n is in
+    slot n % `size`.
 
     `rows`: int64 [L + 1], the row of `_visible` for a query at each place; the last one is for the
     place -1.
@@ -76,8 +79,8 @@ class _Slots:
         return places if self._size == self._length else self._of[places]
 
     def in_slots(self, what: Tensor, places: Tensor) -> Tensor:
-        """Gathers values of all places, bool [B, L], for the places that are in the slots, [B,
-        slots], after the tokens of `places` were written."""
+        """Gathers `what`, bool [B, L] with a value for each place, for the places whose tokens the
+        slots hold after the tokens at `places` were written: bool [B, slots]."""
         if self._size == self._length:
             return what
         last = places.amax(1, keepdim=True).clamp(min=0)
@@ -109,5 +112,6 @@ def own_blocks(batch: int, length: int) -> Tensor:
 
 
 def named(kinds: Iterable[str], masks: list[Tensor]) -> Any:
-    """Returns the masks as the model's forward takes them: one tensor, or a dict by kind."""
+    """Returns the masks as the model's forward takes them: one tensor, or a dict by kind of
+    layers."""
     return masks[0] if [*kinds] == [""] else dict(zip(kinds, masks, strict=True))

@@ -34,7 +34,7 @@ class ModelPrograms:
 
     `runners`: the programs that were built. `why_none`: why the model can have no programs, or
     None. The methods take `steps`, the object that replaces the model's forward; storing it here
-    would keep the weights of a model that was deleted.
+    would keep the weights of a deleted model in memory.
     """
 
     def __init__(self) -> None:

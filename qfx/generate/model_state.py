@@ -24,8 +24,8 @@ NOT_OWN = frozenset(vars(nn.Module()))
 
 
 def tensors_of(model: nn.Module) -> tuple[Tensor, ...]:
-    """Returns the tensors that a state dict contains. A model may write others when it runs, such
-    as tables of positions."""
+    """Returns the parameters and persistent buffers of a model. Other buffers, such as tables of
+    positions, may be written by the model itself when it runs."""
     unsaved = {id(b) for module in model.modules() for b in unsaved_buffers(module)}
     tensors = {id(tensor): tensor for _, tensor in named_tensors(model)}
     return tuple(t for at, t in tensors.items() if at not in unsaved)
@@ -38,8 +38,8 @@ def values_of(tensors: tuple[Tensor, ...]) -> list[Stamp]:
 
 
 def settings_of(model: Any) -> list[Any]:
-    """Returns values that change with the modules of a model and their settings, such as active
-    adapters."""
+    """Returns values that change if a module of the model is replaced or a setting changes, such as
+    the active adapters."""
     found: list[Any] = [attention_of(model)]
     for module in model.modules():
         own = [(n, _plain(v)) for n, v in vars(module).items() if n not in NOT_OWN]
@@ -90,8 +90,9 @@ def is_capped(model: Any) -> bool:
 
 
 def makes_masks(model: Any) -> bool:
-    """Whether the model takes only a mask of the tokens [B, L] and computes the rest of it: its
-    modules write out attention (BLOOM, MPT, GPT-J), or scores have slopes (Falcon with alibi)."""
+    """Whether the model takes only a mask of the tokens [B, L] and computes the mask of each query
+    itself: its modules write out attention (BLOOM, MPT, GPT-J), or scores have slopes (Falcon with
+    alibi)."""
     text = model.config.get_text_config(decoder=True)
     written_out = not getattr(model, "_supports_attention_backend", False)
     sloped = bool(getattr(text, "alibi", False))

@@ -1,8 +1,8 @@
-"""Programs on disk: reuses what another process built for the same model, with this model's
-weights.
+"""A disk cache of programs: a program that another process built for the same model is read, and
+used with this model's weights.
 
-They are stored as `<user's cache>/qfx/programs/<key>` by `qfx/io/disk_memo.py`. A file contains the
-instructions, and constants by the names that the model has for them. See docs/generate.md.
+The files are `<user's cache>/qfx/programs/<key>`, written by `qfx/io/disk_memo.py`. A file contains
+the instructions, and constants by the names that the model has for them. See docs/generate.md.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ def read_or_build(
     vectors: Mapping[str, Tensor],
     **others: Any,
 ) -> Runner:
-    """Returns the program for these inputs, read from disk, or built now and stored there.
+    """Returns the program for these inputs, read from disk, or built by `make` and stored there.
 
     `steps`, `others`: see `key_of`. `vectors`: float32 copies of parameters and buffers, which
-    programs also read.
+    programs also use.
     """
     return PROGRAMS.get(
         _ProgramEntry(lambda: key_of(model, steps, inputs, **others), make, vectors)
@@ -80,8 +80,8 @@ class _ProgramEntry:
 
 
 def _runner(data: bytes, of_model: Mapping[str, Tensor]) -> Runner | None:
-    """Returns the program in `data`; None if it belongs to other weights. Raises ValueError for
-    data that `written` did not write."""
+    """Returns the program in `data`, the content of a file; None if constants in it were computed
+    from other weights. Raises ValueError for data that `written` did not write."""
     head, _, body = data.partition(b"\n")
     header = json.loads(head)
     if header["values"] is not None and header["values"] != values_digest(of_model):
@@ -97,7 +97,8 @@ def _runner(data: bytes, of_model: Mapping[str, Tensor]) -> Runner | None:
 
 
 def written(runner: Runner, tensors: Mapping[str, Tensor]) -> bytes:
-    """Returns the whole content of a file. Raises NotCached."""
+    """Returns the whole content of the file for a program. Raises NotCached if it cannot be
+    stored."""
     storing = Storing({f"model {name}": tensor for name, tensor in tensors.items()})
     try:
         program = storing.described(runner)

@@ -1,5 +1,5 @@
-"""ProgramFile: the description in a file of `save_programs`, checked before memory is allocated for
-it.
+"""ProgramFile: the description of the programs in a file of `save_programs`, checked before memory
+is allocated for them.
 
 The file may come from an untrusted source, so everything in it is checked: numbers are integers in
 their range, the inputs of every program match its cache, masks and tokens, and memory and work are
@@ -39,9 +39,9 @@ Kind = list[Any]  # [type, sizes]
 class ProgramFile:
     """The checked description of programs.
 
-    `batch`: the batch size. `layout`: that of the cache. `shapes`: (heads, features) of each
-    layer's cache. `bits`: those of keys and of values. `programs`: the description of the program
-    for each number of tokens of a step.
+    `batch`: the batch size. `layout`: the layout of the cache. `shapes`: (heads, features) of each
+    layer's cache. `bits`: the bits of cached keys and values. `programs`: number of tokens of a
+    step -> description of its program.
     """
 
     layout: CacheLayout
@@ -60,8 +60,8 @@ class ProgramFile:
         ]
 
     def inputs(self, rows: int) -> list[Kind]:
-        """Returns the inputs that the program of `rows` tokens must declare, each as [type,
-        sizes]."""
+        """Returns the inputs, each as [type, sizes], that `program_file` requires of the program
+        for a step of `rows` tokens."""
         tokens: Kind = ["int64", [self.batch, rows]]
         last: list[Kind] = [["int64", [1]]] if rows > MOST_ROWS else []
         where: list[Kind] = []
@@ -120,8 +120,8 @@ def program_file(
 def check_steps(
     file: ProgramFile, tensors: Mapping[str, Tensor], runners: Mapping[int, Runner]
 ) -> None:
-    """Raises UserError if a step would do more work than its weights and cache explain, or would
-    write to its tokens, places or masks."""
+    """Raises UserError if a step would do more work than the sizes of its weights and cache account
+    for, or would write to its tokens, places or masks."""
     weights, cache = _bytes(tensors), _cache_bytes(file)
     for rows, runner in runners.items():
         if runner.writes(range(len(runner.inputs) - len(file.cache))):
@@ -170,8 +170,8 @@ def _check_memory(file: ProgramFile, tensors: Mapping[str, Tensor], max_memory: 
 
 
 def _bytes(tensors: Mapping[str, Tensor]) -> int:
-    """Returns the bytes of the constants. Instructions, which are int64 tensors, do not explain
-    work."""
+    """Returns the bytes of weights and other constants. Instructions, which are int64 tensors, are
+    left out: a file cannot raise its limits by having more of them."""
     return sum(t.numel() for t in tensors.values() if t.dtype == torch.uint8)
 
 

@@ -36,9 +36,9 @@ def key_of(
     """Returns the key, and the model's parameters and buffers by the names that programs use for
     them.
 
-    `steps`: the object that replaces the model's forward. `inputs`: those of a step; their sizes
-    and dtypes are part of the key. Raises NoFingerprint, with the reason, if a value that may
-    matter has none.
+    `steps`: the object that replaces the model's forward. `inputs`: the inputs of a step; their
+    sizes and dtypes are part of the key. Raises NoFingerprint, with the reason, if a value that the
+    program may depend on has no fingerprint.
     """
     tensors = _named_tensors(model)
     total = hashlib.sha256()
@@ -107,7 +107,8 @@ def _surroundings() -> Iterator[str]:
 
 
 def _tensors(tensors: Mapping[str, Tensor]) -> Iterator[str]:
-    """Yields the dtype, shape and place in memory of each tensor."""
+    """Yields, for each tensor, a text with its name, dtype, shape and place in memory shared with
+    others."""
     numbers: dict[int | None, int] = {}
     for name, t in tensors.items():
         if type(t) not in _TENSORS or t.layout != torch.strided or t.device.type != "cpu":

@@ -1,4 +1,4 @@
-"""Request: the arguments of a model call that programs can serve."""
+"""Request: the arguments of a call of the model that programs may be able to run."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ class EncoderSource(NamedTuple):
 class Request(NamedTuple):
     """The arguments of a call.
 
-    `tokens` [B, T]: the token ids, None if the modules must read them, because embeddings or
-    `others` (such as images) are passed. `seen`: bool [B, n], the columns that are not padding.
-    `positions` [B, T], or [A, B, T] for models whose positions have several axes. `keep`:
+    `tokens` [B, T]: the token ids, None if the modules must run the call, because embeddings or
+    `others` (such as images) are passed. `seen`: bool [B, n], the attention mask: False for
+    padding. `positions` [B, T], or [A, B, T] for models whose positions have several axes. `keep`:
     logits_to_keep. `length`: T. `others`: names of arguments that programs do not take. `source`:
     the further input of the decoder of an encoder-decoder, None for other models.
     """
@@ -49,7 +49,8 @@ class Request(NamedTuple):
     source: EncoderSource | None = None
 
     def part(self, begin: int, end: int) -> Request:
-        """Returns the request for the tokens `begin` to `end`. Its mask is not cut."""
+        """Returns the request for the tokens `begin` to `end`. Its mask is still that of all
+        tokens."""
         assert self.tokens is not None
         if (begin, end) == (0, self.length):
             return self
@@ -64,8 +65,8 @@ class Request(NamedTuple):
         return isinstance(self.keep, int) and self.keep == 1
 
     def plain(self, first: int, positioned: bool) -> bool:
-        """Whether the mask covers all columns seen and the new tokens after `first` others, and the
-        model need not compute positions from it. `positioned`: whether the model takes
+        """Whether the mask has a column for each of the `first` earlier and of the new tokens, and
+        the model does not have to compute positions from it. `positioned`: whether the model takes
         positions."""
         if self.seen is None:
             return True
@@ -76,15 +77,16 @@ class Request(NamedTuple):
 
 def zeros_mean_text(config: Any) -> frozenset[str]:
     """Returns the names of arguments that state the kind of each token and, if all are zero, have
-    no effect on text. In other models zeros may matter: GPT-2 adds the embedding of such a number
-    to its token."""
+    no effect on text. In other models zeros may matter: GPT-2 adds an embedding of such a number to
+    the embedding of the token."""
     of_gemma3 = {"token_type_ids"} if config.model_type == "gemma3" else set()
     return frozenset({"mm_token_type_ids"} | of_gemma3)
 
 
 def request_of(arguments: dict[str, Any], of_text: Collection[str] = ()) -> Request | None:
-    """Reads the arguments of a call, by their names. Returns None for a call that only the modules
-    can serve. `of_text`: names of arguments that have no effect if they are zero."""
+    """Returns the arguments of a call, which are `given` by name, as a Request; None for a call
+    that only the modules can run. `of_text`: names of arguments that have no effect if they are
+    zero."""
     arguments = {n: value for n, value in arguments.items() if not _says_nothing(n, value, of_text)}
     tokens, embedded = arguments.pop("input_ids", None), arguments.pop("inputs_embeds", None)
     cache = arguments.pop("past_key_values", None)
@@ -138,7 +140,8 @@ def as_modules_would() -> bool:
 
 
 def hold_codes(cache: Cache, layers: list[Any]) -> None:
-    """Gives an empty DynamicCache these layers; does nothing for any other cache."""
+    """Makes an empty DynamicCache consist of these layers, which store int8 codes; does nothing for
+    any other cache."""
     if is_empty(cache):
         cache.layers = layers
         cache.layer_class_to_replicate = None

@@ -26,8 +26,8 @@ def axes_of_positions(config: Any) -> int | None:
 
 
 def keep_frequencies(model: nn.Module) -> None:
-    """Makes all modules of `model`, a copy that is captured, use the frequencies of short
-    sequences, whatever they have read before."""
+    """Makes all modules of `model`, a copy that is captured, use the frequencies for short
+    sequences, also if the model has processed longer ones before."""
     for module in _dynamic(model):
         module.rope_type = "default"
         if module.max_seq_len_cached != module.original_max_seq_len:

@@ -197,8 +197,8 @@ def step_graph(
 ) -> fx.GraphModule:
     """Returns the graph of a step, which computes in float32.
 
-    `forward`: the forward of the model, as its class defines it. `layout`: that of the cache's
-    layers. `one`: return the logits of only one token. `vectors`: the result of `float32_vectors`.
+    `forward`: the forward of the model, as its class defines it. `layout`: the layout of the cache.
+    `one`: return the logits of only one token. `vectors`: the result of `float32_vectors`.
     `inputs`: the inputs of a step, whose sizes matter. `factors`: the result of `equal_factors`.
     `source`: the number of positions and features of the encoder's output, None for models without
     an encoder.

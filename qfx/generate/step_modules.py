@@ -49,7 +49,7 @@ class ServedLinear(Linear):
 
 
 def is_served(module: nn.Module) -> bool:
-    """Whether a `ServedLinear` can replace the module."""
+    """Whether the module is an int8 linear that a `ServedLinear` can replace."""
     return type(module) is Linear and module.is_quantized
 
 
@@ -71,10 +71,10 @@ def _packed_tensors(module: Linear) -> dict[str, Tensor]:
 
 
 def equal_factors(model: nn.Module) -> dict[str, str]:
-    """Returns, for each linear whose factor equals that of an earlier linear, the name of the
-    earlier one.
+    """Returns, for each linear whose smoothing factor equals that of an earlier linear, the name of
+    the earlier one.
 
-    A program reads one tensor for all of them, so this is part of the key of a program.
+    A program uses one tensor for all of them, so the result is part of the key of a program.
     """
     first: dict[tuple[str, bytes], str] = {}
     same: dict[str, str] = {}
@@ -88,7 +88,8 @@ def equal_factors(model: nn.Module) -> dict[str, str]:
 
 
 def share_factors(twin: nn.Module, same: Mapping[str, str]) -> None:
-    """Gives linears the factor tensor of the linear that `equal_factors` found. `twin`: a copy of
-    the model whose dictionaries of buffers are not those of the user's model."""
+    """Makes linears of `twin` with equal smoothing factors share one tensor. `same`: the result of
+    `equal_factors`. `twin`: a copy of the model whose dictionaries of buffers are not those of the
+    user's model."""
     for name, other in same.items():
         twin.get_submodule(name)._buffers["factor"] = twin.get_submodule(other)._buffers["factor"]

@@ -63,8 +63,9 @@ class Steps(OwnForward):
         logits_dtype: torch.dtype | None = None,
     ) -> None:
         """Prepares a model for programs. `layers`: layers of a cache that the model has written to.
-        `layout`: that of the layers that programs write to. `sizes`: batch sizes, to which smaller
-        batches are padded. `logits_dtype`: by default that of the model."""
+        `layout`: the layout of caches that programs write to. `sizes`: batch sizes, to which
+        smaller batches are padded. `logits_dtype`: the dtype of the logits, by default that of the
+        model."""
         super().__init__(model, inner)
         self.layout, self.length, self.bits = layout, layout.length, layers[0].bits
         self.shapes = [layer.shape for layer in layers]
@@ -82,7 +83,7 @@ class Steps(OwnForward):
         self._forget()
 
     def _forget(self) -> None:
-        """Discards all programs and bound caches."""
+        """Discards all programs, and the tensors of caches that were looked up for them."""
         self.programs = ModelPrograms()
         self.bound: WeakKeyDictionary[Cache, tuple[int, list[Any], Bound]] = WeakKeyDictionary()
 
@@ -107,7 +108,7 @@ class Steps(OwnForward):
         self._forget()
 
     def prepare(self) -> None:
-        """Builds the programs of one token."""
+        """Builds the programs that process one token, by calling them once for each batch size."""
         for batch in self.sizes:
             token = torch.zeros(batch, 1, dtype=torch.int64, device=self.model.device)
             how: dict[str, Any] = {"past_key_values": DynamicCache(), "use_cache": True}
@@ -117,8 +118,8 @@ class Steps(OwnForward):
                 self(input_ids=token, **how)
 
     def all_runners(self, batch: int) -> dict[int, Runner]:
-        """Returns the program for each bucket of tokens. Raises ValueError if a program cannot be
-        built."""
+        """Returns the program for each bucket (number of tokens of a step). Raises ValueError if a
+        program cannot be built."""
         self.programs.look(self.model)
         found = {}
         for rows in (r for r in ROWS if r <= self.length):
@@ -156,14 +157,14 @@ class Steps(OwnForward):
         return self.by_modules(*args, **kwargs) if found is None else found
 
     def _request(self, arguments: dict[str, Any]) -> Request | None:
-        """Reads the arguments of a call by their names; returns None if the modules must serve
-        it."""
+        """Returns the arguments of a call, `given` by name, as a Request; None if the modules must
+        run it."""
         return request_of(arguments, self.of_text)
 
     # --- caches ---
 
     def _hold(self, request: Request) -> None:
-        """Gives an empty cache layers that store codes."""
+        """Gives an empty cache layers that store int8 codes."""
         hold_codes(request.cache, self._layers())
 
     def _layers(self) -> list[Any]:
@@ -204,7 +205,8 @@ class Steps(OwnForward):
     # --- steps ---
 
     def _read(self, request: Request) -> Any:
-        """Reads the tokens of a call in steps; returns None if the modules must serve it."""
+        """Runs programs on the tokens of a call, in one or several steps, and returns the model's
+        output; None if the modules must run the call."""
         layer: Any = request.cache.layers[0]
         first: int = layer.seen
         count = request.length
@@ -235,7 +237,7 @@ class Steps(OwnForward):
         return self._answer(selected_logits(whole, request.keep), request)
 
     def _serve(self, request: Request, first: int) -> bool:
-        """Whether programs can read these tokens after `first` others."""
+        """Whether programs can process the tokens of the call, which follow `first` others."""
         count = request.length
         if not request.plain(first, self.positioned) or first + count > self.most:
             return False
@@ -251,7 +253,8 @@ class Steps(OwnForward):
         return decoder_only_output(logits, request.cache)
 
     def _step(self, request: Request, at: CacheSlots, first: int, rows: int) -> Tensor | None:
-        """Returns logits [B, T, V], or only those of the last token."""
+        """Runs one program; returns logits [B, T, V], or only those of the last token. Returns None
+        if the model can have no program."""
         inputs = self._inputs(request, at, first, rows)
         bound = self._bound(request)
         axes = inputs[1].shape[:-2]
@@ -277,7 +280,7 @@ class Steps(OwnForward):
         return bound
 
     def _all(self, request: Request) -> list[Any]:
-        """Returns the layers of the cache that a program reads."""
+        """Returns the cache layers whose tensors are inputs of a program."""
         return list(request.cache.layers)
 
     def _inputs(

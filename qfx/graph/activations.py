@@ -1,5 +1,5 @@
-"""Activations that the epilogue of a matmul computes (E2): one row for each row of
-`csrc/activations.inc`, in the same order."""
+"""The activation functions that the epilogue of a matmul computes, equation (E2): one row of
+ACTIVATIONS for each row of `csrc/activations.inc`, in the same order."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class Activation:
-    """One activation: its definition and its forms in graphs and models.
+    """One activation function: its definition, and its forms in graphs and models.
 
     `reference` defines it on float32. `spelled`: the calls in graphs that mean it, written `.relu`
     for a tensor method, provided that their arguments agree with `settings`. `module`: the class of
     torch.nn that makes such a call and also takes `settings`. `composed`: patterns of several calls
-    that together mean it; `v` is the node that the last of them reads.
+    that together mean it; `v` is the input of the function.
     """
 
     reference: Callable[[Tensor], Tensor]
@@ -72,5 +72,5 @@ assert list(ACTIVATIONS) == _C.activations, (
 
 
 def activate(name: str, y: Tensor) -> Tensor:
-    """Applies the activation of this name in float32. (E2)"""
+    """Applies the activation function of this name in float32, equation (E2)."""
     return ACTIVATIONS[name].reference(y)

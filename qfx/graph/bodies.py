@@ -1,4 +1,5 @@
-"""Bodies of higher-order operators, and which of their placeholders are constants of the model.
+"""Bodies (subgraphs) of higher-order operators such as cond and checkpoint, and which of their
+placeholders are constants of the model.
 
 A body is a graph of its own whose placeholders are the operands of the call. `link` records for
 each placeholder which constant of the model it stands for.
@@ -20,14 +21,15 @@ RECORDS = "qfx_records"  # metadata of a body: gradients of its outputs are reco
 
 
 class Given(NamedTuple):
-    """The operand that one call passes to a body's placeholder."""
+    """The operand that one call passes to a placeholder of a body (subgraph)."""
 
     call: HigherOrderCall
     operand: fx.Node
 
 
 def link(gm: fx.GraphModule) -> None:
-    """Records at the placeholders of all bodies which constant of the model they are, if any.
+    """Records at the placeholders of all bodies which constants of the model they stand for, if
+    any.
 
     A placeholder of a body that is called several times is a constant only if every call passes
     one.
@@ -50,7 +52,7 @@ def link(gm: fx.GraphModule) -> None:
 
 
 def callers(gm: fx.GraphModule) -> dict[fx.Graph, list[HigherOrderCall]]:
-    """Returns the graphs of all bodies under `gm`, and the calls of each."""
+    """Returns the graphs of all bodies in `gm`, at any depth, and the calls of each."""
     found: dict[fx.Graph, list[HigherOrderCall]] = {}
     pending = [gm]
     while pending:
@@ -65,7 +67,8 @@ def callers(gm: fx.GraphModule) -> dict[fx.Graph, list[HigherOrderCall]]:
 def family(
     graph: fx.Graph, calling: Mapping[fx.Graph, list[HigherOrderCall]]
 ) -> tuple[list[fx.Graph], list[HigherOrderCall]]:
-    """Returns the bodies that need the same operands as `graph`, and all their calls."""
+    """Returns the bodies that must have the same placeholders as `graph`, because one call has both
+    as bodies, and all calls of these bodies."""
     graphs, found, pending = [graph], dict[fx.Node, HigherOrderCall](), [graph]
     while pending:
         for call in calling[pending.pop()]:
@@ -82,7 +85,8 @@ def _records(node: fx.Node) -> bool:
 
 
 def siblings(placeholder: fx.Node) -> list[fx.Node]:
-    """Returns the placeholders for the same operand in all bodies of the calls that pass it."""
+    """Returns the placeholders that receive the same operand as `placeholder`, in all bodies of the
+    calls that pass it."""
     position = inputs(_owner(placeholder)).index(placeholder)
     links: list[Given] = placeholder.meta[OUTER]
     bodies = {id(b): b for given in links for b in given.call.bodies}.values()

@@ -1,4 +1,5 @@
-"""Calls of higher-order operators whose bodies are graphs, for example checkpoint, cond and scan.
+"""Calls of higher-order operators whose bodies are subgraphs, for example checkpoint, cond and
+scan.
 
 A body's placeholders are the operands of the call, in order.
 """
@@ -41,7 +42,7 @@ CONVENTIONS = {
 
 
 class HigherOrderCall(NamedTuple):
-    """One call of a higher-order operator with bodies that qfx may edit."""
+    """One call of a higher-order operator whose bodies (subgraphs) qfx may edit."""
 
     node: fx.Node
     convention: Convention
@@ -53,7 +54,7 @@ class HigherOrderCall(NamedTuple):
         return [o for group in given for o in group] if self.convention.grouped else given  # type: ignore[union-attr]
 
     def append(self, operand: fx.Node) -> None:
-        """Passes one more operand to the bodies, after all others."""
+        """Adds an operand to the call, after all others."""
         *before, last = self.node.args
         if self.convention.grouped:
             assert isinstance(last, list | tuple)
@@ -63,14 +64,14 @@ class HigherOrderCall(NamedTuple):
 
 
 def calls(gm: fx.GraphModule) -> Iterator[HigherOrderCall]:
-    """Returns the calls in `gm` of operators with a known convention whose operands fit their
-    bodies."""
+    """Yields the calls in `gm` of higher-order operators that qfx may edit: their calling
+    convention is known, and they have as many operands as their bodies have placeholders."""
     return (found for found in map(call, gm.graph.nodes) if found)
 
 
 def call(node: fx.Node) -> HigherOrderCall | None:
-    """Returns the node's call if its operator has a known convention and its operands fit its
-    bodies."""
+    """Returns the call of a higher-order operator that `node` is, if qfx may edit its bodies;
+    otherwise None."""
     known = isinstance(node.target, HigherOrderOperator)
     convention = CONVENTIONS.get(node.target.name()) if known else None  # type: ignore[union-attr]
     if convention is None:

@@ -68,8 +68,8 @@ def _symbolic_trace(model: nn.Module) -> fx.GraphModule:
 
 
 def clone(gm: fx.GraphModule) -> fx.GraphModule:
-    """Returns a copy of `gm` with its own graph and bodies. Parameters, other submodules and the
-    values of metadata are shared."""
+    """Returns a copy of `gm` with its own graph and its own bodies of higher-order operators.
+    Parameters, other submodules and the values of metadata are shared."""
     graph = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
     result: Any = graph.graph_copy(gm.graph, copies, return_output_node=True)
@@ -87,12 +87,12 @@ def clone(gm: fx.GraphModule) -> fx.GraphModule:
 
 
 def graphs(gm: fx.GraphModule) -> list[fx.Graph]:
-    """Returns the graph of `gm` and those of the bodies in it."""
+    """Returns the graph of `gm` and the graphs of all bodies (subgraphs) in it."""
     return [m.graph for m in gm.modules() if isinstance(m, fx.GraphModule)]
 
 
 def targets(gm: fx.GraphModule) -> Iterator[Any]:
-    """Yields the call targets of all nodes of `gm` and of its bodies."""
+    """Yields the call targets of all nodes of `gm` and of the bodies (subgraphs) in it."""
     return (node.target for graph in graphs(gm) for node in graph.nodes)
 
 
@@ -135,16 +135,16 @@ def is_constant(node: fx.Node) -> bool:
 
 
 def roots(node: fx.Node) -> list[fx.Node]:
-    """Returns the constants of the outermost graph that a body's constant stands for; for other
-    constants the node itself."""
+    """Returns the constants of the outermost graph for which a constant of a body (subgraph)
+    stands; the node itself if it is not in a body."""
     if not node.meta.get(OUTER):
         return [node]
     return [root for given in node.meta[OUTER] for root in roots(given.operand)]
 
 
 class Named(NamedTuple):
-    """A name relative to a module that the compiled frame can name: `L['self']` and
-    `layers.0.fc`."""
+    """A name relative to a module for which the compiled frame has a name: `layers.0.fc` relative
+    to `L['self']`."""
 
     root: str
     path: str
@@ -154,8 +154,8 @@ class Named(NamedTuple):
 
 
 class Caller(NamedTuple):
-    """The module whose forward called a node: its id, valid while it lives, and its name in the
-    code."""
+    """The module whose forward called a node: its id, valid while the module lives, and its name in
+    the code."""
 
     id: int | None
     named: Named
@@ -199,8 +199,7 @@ def named_by_source(node: fx.Node) -> Named | None:
 
 
 def named_by_text(source: str) -> Named:
-    """Returns the name in an expression or path of Dynamo's, for an object that is not known
-    itself.
+    """Returns the name in `source`, a Python expression by which Dynamo refers to an object.
 
     `L['self']._modules['a'].b[0]` gives `a.b.0` and `getattr(L['self'].a, '0')` gives `a.0`, both
     below `L['self']`; `L['d']['a']` gives `d.a`.

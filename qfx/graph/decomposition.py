@@ -1,4 +1,5 @@
-"""Decomposition of operators that hold several matmuls into the nodes they consist of.
+"""Decomposes operators that contain several matmuls, such as multi-head attention, into the nodes
+that they consist of.
 
 The operator's own Python definition is run on the node's recorded (fake) values, and every PyTorch
 function that it calls is written into the graph. Symbolic sizes become nodes that compute them from
@@ -29,9 +30,9 @@ _NUMBERS = (torch.SymInt, torch.SymFloat)
 
 
 def open_operators(gm: fx.GraphModule) -> fx.GraphModule:
-    """Decomposes such operators in the graph of `gm` and in its bodies; a node that cannot be
-    decomposed stays. A graph without such operators is not recompiled: calibration calls this with
-    every batch."""
+    """Decomposes such operators in the graph of `gm` and in the subgraphs in it; a node that cannot
+    be decomposed stays. A graph without such operators is not recompiled: calibration calls this
+    with every batch."""
     for module in gm.modules():
         if isinstance(module, fx.GraphModule):
             closed = [n for n in module.graph.nodes if n.op == "call_function" and _closed(n)]
@@ -48,8 +49,8 @@ def _closed(node: fx.Node) -> bool:
 
 
 def _known(node: fx.Node) -> bool:
-    """Whether all values are recorded, with sizes that can be computed from those of the
-    operands."""
+    """Whether all values of the node are recorded, with sizes that can be computed from the sizes
+    of its operands."""
     operands = [value(n) for n in node.all_input_nodes]
     tensors = [v for v in operands if not isinstance(v, _NUMBERS)]
     tensors += [v for v in tree_leaves(value(node)) if v is not None]
@@ -107,7 +108,8 @@ _INHERITED = ("nn_module_stack", "stack_trace", "source_fn_stack", NAMED)
 
 
 class _Recorder(TorchFunctionMode):
-    """A mode that writes each call of a PyTorch function that returns tensors into the graph."""
+    """A mode that writes each call of a PyTorch function that returns tensors into the graph of
+    `source`."""
 
     def __init__(self, source: fx.Node, nodes: dict[int, fx.Node]) -> None:
         super().__init__()
@@ -177,7 +179,8 @@ _PYTHON_METHODS = [f for f in vars(Tensor).values() if isinstance(f, types.Funct
 
 
 def _without_overrides(function: Any) -> Any:
-    """Returns a copy of a torch.nn.functional that does not pass itself as a whole to the mode."""
+    """Returns a copy of a function of torch.nn.functional that does not call the override mode for
+    itself, only for the functions that it calls."""
     names = {**function.__globals__, "has_torch_function": lambda arguments: False}
     copy = types.FunctionType(
         function.__code__, names, function.__name__, function.__defaults__, function.__closure__
@@ -192,7 +195,8 @@ def _encoder_layer(
     norm2_w: Tensor, norm2_b: Tensor, up_w: Tensor, up_b: Tensor, down_w: Tensor, down_b: Tensor,
     mask: Tensor | None = None, mask_type: int | None = None,
 ) -> Any:  # fmt: skip
-    """Computes nn.TransformerEncoderLayer in inference, batch first, without a mask."""
+    """Computes nn.TransformerEncoderLayer in inference, batch first. Returns NotImplemented if
+    there is a mask."""
     if mask is not None or x.dim() != 3:
         return NotImplemented
 

@@ -1,5 +1,5 @@
-"""Defects of a pass: they name the node at which they occurred, and are distinguished from user
-errors.
+"""Faults: defects of a pass, in contrast to errors of the user. They name the node at which they
+occurred.
 
 If a pass fails, whatever it raises, the graph stays float. Errors of the user, and exceptions that
 PyTorch raises for Dynamo to catch, are passed on.
@@ -17,12 +17,12 @@ from qfx.io.errors import UserError
 
 
 class PassFault(RuntimeError):
-    """A defect of a pass, at a node."""
+    """Raised in place of an exception of a pass, with the name of the node at which it occurred."""
 
 
 @contextmanager
 def at(node: fx.Node) -> Iterator[None]:
-    """Adds the name of `node` to any fault that is raised inside the context."""
+    """Adds the name of `node` to any fault that is raised inside the `with` block."""
     name = node.name
     try:
         yield

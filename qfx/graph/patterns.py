@@ -25,8 +25,8 @@ Calls = Mapping[str, Collection[Any]]  # the operators that a call of this name 
 
 
 class Pattern:
-    """A pattern to which `match` compares nodes. `through`: calls of one argument that may occur in
-    between."""
+    """A pattern with which nodes are compared. `through`: calls of one argument, such as views,
+    that may occur anywhere in between. `where`: descriptions of names, see above."""
 
     def __init__(
         self, text: str, calls: Calls, through: Collection[Any] = (), **where: str
@@ -41,7 +41,8 @@ class Pattern:
         return self._is_call(node, self.root)
 
     def match(self, node: fx.Node) -> Bound | str:
-        """Returns what the names stand for, or a text that says where the node differs."""
+        """Returns the value of each name of the pattern, or a text that says where the node
+        differs."""
         bound: Bound = {}
         return self._differs(self.root, node, bound) or bound
 
@@ -97,7 +98,8 @@ class Pattern:
 
 
 class Template:
-    """A call to be built from constants and from what the names of a pattern stand for."""
+    """A call to be built from constants and from the values that a match gave to the names of a
+    pattern."""
 
     def __init__(self, text: str, calls: Calls) -> None:
         self.root = _call(text)
@@ -105,7 +107,8 @@ class Template:
         (self.target,) = calls[self.name]
 
     def arguments(self, bound: Bound) -> tuple[Any, ...]:
-        """Returns the arguments, without the last ones if they equal the operator's defaults."""
+        """Returns the arguments of the call; last arguments that equal the operator's defaults are
+        left out."""
         found: list[Any] = []
         for tree in self.root.args:
             if isinstance(tree, ast.Starred):
@@ -136,7 +139,7 @@ def _same(a: Any, b: Any) -> bool:
 
 
 def _defaults(target: Any) -> dict[int, Any]:
-    """Returns the defaults of optional arguments, by position."""
+    """Returns the default values of an operator's optional arguments, by position."""
     if not isinstance(target, OpOverload):
         return {}
     arguments = enumerate(schema(target).arguments)
@@ -144,8 +147,8 @@ def _defaults(target: Any) -> dict[int, Any]:
 
 
 def _whole(node: fx.Node, count: int) -> tuple[Any, ...]:
-    """Returns a node's arguments in order, including those given by name, with defaults up to
-    `count` of them."""
+    """Returns a node's arguments in order, including those passed by name. Missing ones have their
+    defaults, until there are `count`."""
     named, given = _named(node), node.args
     known = _defaults(node.target) | named
     more = range(len(given), max([count, *(place + 1 for place in named)]))
@@ -153,7 +156,7 @@ def _whole(node: fx.Node, count: int) -> tuple[Any, ...]:
 
 
 def _named(node: fx.Node) -> dict[int, Any]:
-    """Returns the arguments that an operator's call gives by name, by position."""
+    """Returns the arguments that a call of an operator passes by name: position -> value."""
     if not node.kwargs or not isinstance(node.target, OpOverload):
         return {}
     names = [argument.name for argument in schema(node.target).arguments]
@@ -169,7 +172,7 @@ def _argument(tree: ast.expr, bound: Bound) -> Any:
 
 
 def _part(tree: ast.Subscript, bound: Bound) -> Any:
-    """Returns, for `t[i]`, the node that already reads this result of `t`."""
+    """Returns, for `t[i]`, the existing node that takes result i of `t`."""
     source, part = bound[_name(tree.value)], ast.literal_eval(tree.slice)
     return next(n for n in source.users if calls(n, operator.getitem) and n.args[1] == part)
 

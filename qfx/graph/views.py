@@ -1,4 +1,5 @@
-"""Views: tensor methods that turn a constant into a matrix [N, K], or an activation into [..., K].
+"""Views: sequences of tensor methods, such as transpose and reshape, that turn a constant into a
+matrix [N, K], or an activation into [..., K].
 
 A view is a value: a tuple of steps, each a method's name and its arguments. It can be applied to a
 tensor and emitted into a graph.
@@ -29,8 +30,9 @@ def apply(view: View, tensor: Tensor) -> Tensor:
 
 
 def emit_view(view: View, node: fx.Node) -> fx.Node:
-    """Emits the view as nodes at the graph's insertion point. The nodes call functions, because
-    PyTorch's caches reject methods of nodes without recorded values."""
+    """Emits the view of `node` as nodes at the graph's insertion point; returns the last one. The
+    nodes call functions, because PyTorch's caches reject methods of nodes without recorded
+    values."""
     for method, arguments in view:
         if method == "__getitem__":
             node = node.graph.call_function(operator.getitem, (node, *arguments))
@@ -40,14 +42,15 @@ def emit_view(view: View, node: fx.Node) -> fx.Node:
 
 
 def then(view: View, *steps: Step) -> View:
-    """Returns the view with more steps; two transposes in a row cancel out."""
+    """Returns `view` followed by more steps; two transposes in a row cancel out."""
     for step in steps:
         view = view[:-1] if step == T and view[-1:] == (T,) else (*view, step)
     return view
 
 
 def token(view: View) -> str:
-    """Returns a word for names: 't' for a transpose, '' for the empty view."""
+    """Returns a short text for the names of new nodes: 't' for a transpose, '' for the empty
+    view."""
     words = [method.strip("_") + "".join(map(_word, arguments)) for method, arguments in view]
     return "_".join(words)
 
@@ -60,8 +63,8 @@ def _word(argument: Any) -> str:
 
 
 def constant_behind(node: fx.Node) -> tuple[fx.Node, View] | str:
-    """Returns the constant and the view that computes `node` from it, or the reason why there is
-    none."""
+    """Returns the constant from which `node` is computed by views alone, and the view. Returns a
+    reason if `node` is not computed in this way."""
     steps: list[Step] = []
     while not is_constant(node):
         found = _step(node)
@@ -113,8 +116,8 @@ _VIEWS += ("narrow", "chunk", "split", "split_with_sizes", "unbind", "__getitem_
 
 
 def _casts(node: fx.Node, source: fx.Node) -> bool:
-    """Whether a node only casts to a known dtype: `.to(other)` and changes of the device are not
-    steps."""
+    """Whether a node only casts `source` to a float dtype that is known: `.to(other)` and changes
+    of the device are not steps."""
     before, after = value(source), value(node)
     if before is None or after is None or not isinstance(after, Tensor):
         return False
@@ -131,7 +134,8 @@ def _static(arguments: list[Any]) -> bool:
 
 
 def _indexed(source: fx.Node, index: tuple[Any, ...]) -> tuple[fx.Node, View] | None:
-    """Returns w[a:b, i] as hashable steps, the last axis first."""
+    """Returns (source, view) for an index like w[a:b, i], as one step for each axis, the last axis
+    first. Returns None for an index of another kind."""
     shape = getattr(value(source), "shape", ())
     steps: list[Step] = []
     if len(index) > len(shape) or not all(isinstance(size, int) for size in shape):

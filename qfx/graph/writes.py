@@ -1,5 +1,5 @@
-"""Writes in place: which inputs a node of a graph may modify. In doubt the answer is that it
-may."""
+"""Determines which of its inputs a node may modify in place. If this is uncertain, the answer is
+that it may."""
 
 from __future__ import annotations
 
@@ -93,8 +93,9 @@ def _leaves(value: Any) -> list[fx.Node]:
 
 
 def _written_by_bodies(node: fx.Node) -> list[fx.Node]:
-    """Returns the operands that a body writes. If the operands of its placeholders are unknown,
-    returns all inputs if the body writes anything."""
+    """Returns the operands that a body (subgraph) of a higher-order operator writes. If it is not
+    known which operand belongs to which placeholder, returns all inputs if a body writes
+    anything."""
     found = call(node)
     if found is None:
         return node.all_input_nodes if _body_writes(node) else []
@@ -104,7 +105,8 @@ def _written_by_bodies(node: fx.Node) -> list[fx.Node]:
 
 
 def _body_writes(node: fx.Node) -> bool:
-    """Whether a body of a higher-order operator writes anything, or there is no body to inspect."""
+    """Whether a body of a higher-order operator writes anything. True also if there is no body to
+    inspect."""
     inputs = [a for a in node.all_input_nodes if a.op == "get_attr"]
     bodies = [b for b in map(attribute, inputs) if isinstance(b, fx.GraphModule)]
     return not bodies or any(writes(n) for body in bodies for n in body.graph.nodes)
@@ -145,8 +147,8 @@ def without_gradients(graph: fx.Graph) -> set[fx.Node]:
 
 
 def written_roots(graph: fx.Graph) -> set[fx.Node]:
-    """Returns the graph's inputs and constants that some node may write, through views or shared
-    memory."""
+    """Returns the inputs and constants of the graph that some node may write, directly, through a
+    view or through another tensor in the same memory."""
     roots = {_root(a) for node in graph.nodes for a in written_inputs(node)}
     written = {_storage(root) for root in roots} - {None}
     sources = [n for n in graph.nodes if n.op in ("placeholder", "get_attr")]
@@ -164,9 +166,9 @@ def written_constants(gm: fx.GraphModule) -> Callable[[Sequence[Any]], list[Any]
 
 
 def changed_between(first: fx.Node, last: fx.Node, read: Sequence[fx.Node]) -> fx.Node | None:
-    """Returns a node between `first` and `last` that may modify one of the tensors `read`: through
-    a view, or through another input of the graph, because two inputs may share memory. Returns None
-    if there is none."""
+    """Returns a node between `first` and `last` that may modify one of the tensors `read`, also
+    through a view, or through another input of the graph, because two inputs may share memory.
+    Returns None if there is none."""
     roots = {_root(node) for node in read}
     memory = {_storage(root) for root in roots} - {None}
     given = any(root.op == "placeholder" for root in roots)
@@ -188,8 +190,8 @@ def _storage(node: fx.Node) -> int | None:
 
 
 def _root(node: fx.Node) -> fx.Node:
-    """Returns the node of which this node may be a view; a tensor with its own storage is no
-    view."""
+    """Returns the node of which this node may be a view, and which is not a view itself. A node
+    whose result has its own storage is not a view."""
     while node.op not in ("placeholder", "get_attr") and node.all_input_nodes:
         source = node.all_input_nodes[0]
         if None not in (storages := (_storage(node), _storage(source))) and len({*storages}) == 2:

@@ -1,4 +1,4 @@
-"""Beam search: sequences of a cache that share the blocks which they have in common."""
+"""Beam search: lets sequences of a KV cache share the blocks of tokens that they have in common."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from qfx.ops.kv_blocks import TOKENS
 
 
 def read_by(layer: Any, source: Tensor, counts: Tensor) -> Tensor:
-    """Returns the block table of a KVLayer in which sequence b reads what sequence `source[b]`
-    read.
+    """Returns the block table of a KVLayer after beams were reordered: sequence b continues
+    sequence `source[b]` and reads the blocks of that sequence.
 
     Sequence b writes to its own blocks. It holds `held[b]` tokens; the block that it is filling is
     copied.

@@ -26,11 +26,12 @@ FORMAT = 1
 class QfxConfig(QuantizationConfigMixin):
     """Quantization options for `from_pretrained(..., quantization_config=QfxConfig(...))`.
 
-    `scheme`, `skip`, `only`, `backward`, `embeddings` and `recipe` (or its path) are those of
+    `scheme`, `skip`, `only`, `backward`, `embeddings` and `recipe` (or its path) are the options of
     `qfx.Config`. A recipe that a config.json names is a file inside the model's folder. `smoothing`
-    is that of `qfx.Config`, but False by default: its factors require the whole float model, so
-    with it quantization starts only after the whole model is loaded. `linears` is for saved models:
-    the int8 linears and embeddings, with the numbers of their scheme (`qfx/nn/scheme_tensor.py`).
+    is also an option of `qfx.Config`, but False by default: its factors require the whole float
+    model, so with it quantization starts only after the whole model is loaded. `linears` is for
+    saved models: the int8 linears and embeddings, with the numbers of their scheme
+    (`qfx/nn/scheme_tensor.py`).
 
         AutoModelForCausalLM.from_pretrained(name, quantization_config=QfxConfig("w4a8"))
 
@@ -71,9 +72,9 @@ class QfxConfig(QuantizationConfigMixin):
 
     @classmethod
     def from_dict(cls, config_dict: Any, return_unused_kwargs: bool = False, **kwargs: Any) -> Any:
-        """Reads the dict of a config.json. The file may come from anyone, so a recipe that it names
-        is only read when the model's folder is known. Raises ValueError for a recipe outside of
-        it."""
+        """Returns the options in the dict of a config.json. The file may come from anyone, so a
+        recipe that it names is only read later, by `read_recipe`. Raises ValueError for a recipe
+        outside of the model's folder."""
         fields = dict(config_dict)
         named = fields.get("recipe")
         if not isinstance(named, str | Path):

@@ -1,4 +1,5 @@
-"""CrossKVLayer: the keys and values that a decoder reads from an encoder's output, written once."""
+"""CrossKVLayer: the cache of a cross attention, with keys and values of an encoder's output, which
+are written once."""
 
 from __future__ import annotations
 
@@ -14,18 +15,18 @@ ops = torch.ops.qfx
 
 
 class CrossKVLayer(KVLayer):
-    """The keys and values of one cross attention as codes.
+    """The keys and values of one cross attention in int8 or int4.
 
     `capacity`: the largest number of positions of the source, the encoder's output. Modules of
-    transformers read `keys` and `values`, floats [batch, heads, source, D] that are decoded at each
-    read. Programs read the codes, `tensors`. Beams are reordered with `table` only: no code is
-    copied.
+    transformers read `keys` and `values`, floats [batch, heads, source, D] that are dequantized at
+    each access. Programs read the int8 `tensors`. If beams are reordered, only `table` changes:
+    keys and values are not copied.
     """
 
     @property
     def tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Codes and scales of the keys, then of the values, as `torch.ops.qfx.kv_write` fills
-        them."""
+        """Quantized keys, their scales, quantized values and their scales, as
+        `torch.ops.qfx.kv_write` fills them."""
         return tuple(getattr(KVLayer, name).fget(self) for name in NAMES)  # type: ignore[return-value]
 
     def _floats_of(self, op: Any, begin: int) -> Tensor | None:

@@ -1,4 +1,4 @@
-"""KV caches of transformers whose layers store int8 or int4 codes. See docs/generate.md."""
+"""KV caches of transformers whose layers store int8 or int4. See docs/generate.md."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ from qfx.ops.kv_blocks import TOKENS
 
 
 class StaticKVLayer(KVLayer):
-    """A layer with a fixed number of tokens that all masks and attentions see.
+    """A layer of a KV cache with a fixed number of tokens, all of which masks and attentions see.
 
-    Graphs need not be compiled again as it fills. The number of tokens that it has seen is a
-    tensor.
+    Graphs need not be compiled again as it fills. The number of tokens in it is a tensor.
     """
 
     is_compileable = True
@@ -55,7 +54,8 @@ class StaticKVLayer(KVLayer):
 
 
 class KVCache(Cache):
-    """Keys and values in int8 or int4, passed as `past_key_values`.
+    """A KV cache that stores keys and values in int8 or int4, passed to a model as
+    `past_key_values`.
 
         model.generate(ids, past_key_values=qfx.hf.KVCache(model.config))
 

@@ -1,4 +1,4 @@
-"""KVLayer: the keys and values of one layer as codes of 8 or 4 bits, for caches of transformers."""
+"""KVLayer: the keys and values of one layer in 8 or 4 bits, for caches of transformers."""
 
 from __future__ import annotations
 
@@ -86,8 +86,9 @@ class KVLayer(CacheLayerMixin):
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
         """Writes key_states and value_states [B, heads, T, D] after the tokens seen so far. Returns
-        the keys and values of all columns as floats. For columns that are not kept, which masks
-        hide, these are the values of some other column. Raises ValueError beyond `capacity`."""
+        the keys and values of all columns as floats. For columns of padding, which are not stored
+        and which masks hide, these are the values of some other column. Raises ValueError beyond
+        `capacity`."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         new = key_states.shape[2]
@@ -121,8 +122,8 @@ class KVLayer(CacheLayerMixin):
     def write(
         self, keys: Tensor, values: Tensor, places: Tensor, length: int
     ) -> tuple[Tensor, Tensor]:
-        """Writes tokens to the places [T] or [B, T]; returns the first `length` tokens as
-        floats."""
+        """Writes keys and values [B, heads, T, D] to the places [T] or [B, T]; returns the first
+        `length` tokens of each sequence as floats."""
         ops.kv_write(*self.tensors, keys, values, places)
         return (
             ops.kv_keys(*self.tensors[:2], length, keys.dtype, self.table),
@@ -143,8 +144,8 @@ class KVLayer(CacheLayerMixin):
         self._grow(len(self.key_scale), max(2 * room, seen))
 
     def check_not_overwritten(self) -> None:
-        """Raises ValueError if tokens that the next query sees were overwritten, which never
-        happens here."""
+        """Raises ValueError if tokens that the next query attends to were overwritten. This never
+        happens here, only in layers with a sliding window."""
 
     def make_room(self, batch: int) -> None:
         """Resizes the tensors to a batch size of `batch`; stored tokens are kept."""
@@ -198,7 +199,7 @@ class KVLayer(CacheLayerMixin):
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Makes sequence b continue what was sequence `beam_idx[b]`. From then on full blocks are
-        found through the table; only the block that is being filled is copied."""
+        looked up in the table; only the block that is being filled is copied."""
         if not self.is_initialized:
             return
         if len(beam_idx) != self.batch:
@@ -217,12 +218,14 @@ class KVLayer(CacheLayerMixin):
         self.table = read_by(self, source, counts)
 
     def block_of(self, place: Tensor) -> Tensor:
-        """Returns the block that contains the token at a place."""
+        """Returns the number of the block (of 16 tokens) in which the token at a place is
+        stored."""
         return place // TOKENS
 
     def shared(self, blocks: Tensor, counts: Tensor, filling: Tensor) -> Tensor:
-        """Returns which blocks several sequences may read. Of the other blocks each sequence has
-        its own, which it writes to. `filling`: the block that is partly filled, or -1."""
+        """Returns, for each block, whether several sequences may read it. Of the other blocks each
+        sequence has its own, to which it writes. `held`: the number of tokens of each sequence;
+        `filling`: the block that is partly filled, or -1."""
         return blocks < counts // TOKENS
 
     def _own_blocks(self) -> None:

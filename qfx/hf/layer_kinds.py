@@ -1,4 +1,5 @@
-"""Kinds of layers: which layers of a model see all tokens, and which a window of the last ones."""
+"""Determines which layers of a model attend to all tokens, and which to a window of the last
+ones."""
 
 from __future__ import annotations
 
@@ -13,8 +14,9 @@ _GLOBAL, _LOCAL = "global", "local"  # names that GPT-Neo uses
 
 
 def layer_kinds(config: Any) -> tuple[str, ...]:
-    """Returns the kind of each layer that has its own keys and values; "" if all layers of the
-    model are the same. Raises ValueError if some layers have other states."""
+    """Returns the kind of each layer that has its own keys and values, as transformers names it; ""
+    if all layers of the model are the same. Raises ValueError if some layers have another state
+    than keys and values."""
     text = config.get_text_config(decoder=True)
     shared: int = getattr(text, "num_kv_shared_layers", 0) or 0
     count = int(text.num_hidden_layers) - shared
@@ -56,8 +58,9 @@ def windows(config: Any) -> dict[str, int | None]:
 def made_layer(
     kind: str, window: int | None, capacity: int | None, bits: tuple[int, int]
 ) -> KVLayer:
-    """Creates a layer of a cache with a capacity of `capacity` tokens for each sequence, or one
-    that grows. It is a ring of slots if that is smaller. `bits`: those of keys and of values."""
+    """Creates a layer of a cache with room for `capacity` tokens of each sequence, or one that
+    grows if `capacity` is None. With a `window` it is a ring of slots, if that is smaller. `bits`:
+    the bits of keys and of values."""
     if window is None or (capacity is not None and ring_slots(window) >= capacity):
         return KVLayer(capacity, *bits)
     ring = LocalKVLayer if kind == _LOCAL else SlidingKVLayer

@@ -1,4 +1,5 @@
-"""Placeholders for linears and embeddings whose int8 parts transformers has not loaded yet."""
+"""Placeholders for linears and embeddings of a saved int8 model whose tensors transformers has not
+loaded yet."""
 
 from __future__ import annotations
 
@@ -18,8 +19,8 @@ MARK = "weight"  # saved next to the codes: see `qfx/hf/state_dict.py`
 
 
 class Placeholder(nn.Module):
-    """A module with buffers that have no values, but the dtypes and shapes that the scheme
-    requires, and with the bias of the module that it replaces.
+    """A module with buffers on the meta device, of the dtypes and shapes that the scheme of the
+    saved module requires, and with the bias of the module that it replaces.
 
     Raises ValueError if `numbers` are not a scheme, or belong to another kind of module.
     """
@@ -48,8 +49,8 @@ class Placeholder(nn.Module):
         self._is_hf_initialized = True  # so that transformers does not initialize it
 
     def taken(self, name: str) -> Any:
-        """Returns the loaded parts, checked. Raises ValueError if a part was in none of the
-        files."""
+        """Returns the loaded tensors of the module `name`, checked. Raises ValueError if no file of
+        the model contains one of them."""
         names = [part for part in self.wanted if part in self.kind.PARTS]
         parts = {f"{name}.{part}": self._buffers[part] for part in names}
         absent = [n for n, tensor in parts.items() if not _loaded(tensor)]
@@ -61,8 +62,8 @@ class Placeholder(nn.Module):
         return found
 
     def made(self, state: Any) -> StoredModule:
-        """Returns the int8 module. The rows of an embedding have the dtype that the model is loaded
-        in."""
+        """Returns the int8 module with the tensors `state`, the result of `taken`. An embedding
+        returns rows in the dtype that the model is loaded in."""
         (linear,) = self.of
         module = self.kind.from_state(linear, state).train(self.training)
         if isinstance(module, Embedding):

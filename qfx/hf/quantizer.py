@@ -1,4 +1,5 @@
-"""QfxQuantizer: the interface that transformers calls for the tensors that it loads."""
+"""QfxQuantizer: quantizes or assembles the tensors that transformers passes to it as it loads a
+model."""
 
 from __future__ import annotations
 
@@ -35,9 +36,9 @@ class QfxQuantizer(HfQuantizer):
     """Loads a model for `from_pretrained`, and saves it for `save_pretrained`.
 
     From a float checkpoint, each weight is quantized when it is read, tied weights after everything
-    is loaded. From a saved int8 model, the parts of the int8 linears are loaded and put together.
-    transformers creates it for a `QfxConfig`; users do not. Raises UserError for a `device_map`
-    with several devices and for a config.json that does not fit the model.
+    is loaded. From a saved int8 model, the tensors of the int8 linears are loaded and put together.
+    transformers creates a quantizer for a `QfxConfig`; users do not. Raises UserError for a
+    `device_map` with several devices and for a config.json that does not fit the model.
     """
 
     requires_calibration = False
@@ -77,8 +78,8 @@ class QfxQuantizer(HfQuantizer):
             self._divide(self.found.taken.values())
 
     def _divide(self, modules: Iterable[nn.Module]) -> None:
-        """Records what a `tp_plan` says about these modules, to apply it to the int8 modules that
-        replace them."""
+        """Records how a tensor-parallel plan (`tp_plan`) splits these modules, to split the int8
+        modules that replace them in the same way."""
         self.parallel = LaterPlan(modules)
         self.parallel.install()
 
@@ -112,8 +113,7 @@ class QfxQuantizer(HfQuantizer):
         return _Quantize(self)
 
     def quantize(self, name: str, weight: Tensor) -> bool:
-        """Quantizes the weight of the linear or embedding `name`, given as the module has it, [N,
-        K] or [K, N].
+        """Quantizes `weight`, as the linear or embedding `name` stores it, [N, K] or [K, N].
 
         The new module gets its bias after everything is loaded. Returns False if the weight cannot
         be quantized; its module then stays float.
@@ -201,7 +201,8 @@ class QfxQuantizer(HfQuantizer):
 
 
 class _Quantize(ConversionOps):
-    """Takes the weights of linears to be quantized out of the tensors that are loaded."""
+    """Quantizes the weights that are to be int8, and removes them from the tensors that
+    transformers puts into the model."""
 
     def __init__(self, quantizer: QfxQuantizer) -> None:
         self.quantizer = quantizer
@@ -227,7 +228,8 @@ def _tied_names(model: Any) -> set[str]:
 
 
 def untie(model: Any, int8: Any) -> None:
-    """Removes int8 linears from the tied weights; transformers would look for their weights."""
+    """Removes int8 linears from the model's lists of tied weights, because transformers would look
+    for their weights."""
     for at, owner in model.named_modules():
         tied = getattr(owner, "all_tied_weights_keys", {})
         prefix = f"{at}." if at else ""
@@ -237,7 +239,8 @@ def untie(model: Any, int8: Any) -> None:
 
 
 def _in_model(model: Any, name: str) -> str | None:
-    """Returns the name that a linear of the saved model has in a model with or without a head."""
+    """Returns the name in `model` of a linear called `name` in the saved model; None if there is
+    none. One of the two models may have an output layer (a head) around the other."""
     modules = dict(model.named_modules())
     prefix = f"{model.base_model_prefix}."
     spellings = (name, name.removeprefix(prefix), f"{prefix}{name}")

@@ -105,7 +105,7 @@ class SlidingKVLayer(KVLayer):
         return min(self.seen, self.slots)
 
     def _coded(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns these keys and values as floats, after quantization."""
+        """Returns the given keys and values quantized and dequantized."""
         batch, heads, count, d = keys.shape
         cache = kv_empty(batch, heads, count, d, *self.bits)
         places = torch.arange(count, dtype=torch.int64, device=keys.device)
@@ -127,7 +127,7 @@ class SlidingKVLayer(KVLayer):
     # --- overwriting old tokens ---
 
     def enter(self, places: Tensor, seen: int) -> None:
-        """Prepares the table before tokens are written to `places` [batch, T] (-1 for none), which
+        """Prepares the block table for writing tokens to `places` [batch, T] (-1 for none), which
         belong to columns up to `seen`.
 
         A sequence that writes the first slot of a block gets that block for itself. Sequences that
@@ -179,8 +179,8 @@ class SlidingKVLayer(KVLayer):
         return place % self.slots // TOKENS
 
     def shared(self, blocks: Tensor, counts: Tensor, filling: Tensor) -> Tensor:
-        """Returns all blocks but the one being filled. Other blocks become a sequence's own when it
-        enters them."""
+        """Returns True for all blocks but the one being filled: sequences may share them until one
+        begins to write to them."""
         return blocks != filling
 
 

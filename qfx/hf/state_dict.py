@@ -1,9 +1,9 @@
 """The state dict that a transformers model is saved with.
 
-For each int8 linear it contains, next to its codes or signs, a tensor `weight`, int8 [N], without
-information. A transformers that does not know qfx ignores the quantization with a warning and would
-fill the linears with random weights. With this tensor it finds a `weight` of an unexpected shape
-and stops.
+For each int8 linear it contains, in addition to the int8 or 1-bit weight, a tensor `weight`, int8
+[N], without information. A transformers that does not know qfx ignores the quantization with a
+warning and would fill the linears with random weights. With this tensor it finds a `weight` of an
+unexpected shape and stops.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ def marked_state(model: nn.Module) -> dict[str, Tensor]:
 def scheme_numbers(
     model: nn.Module, known: dict[StoredModule, list[int]] | None = None
 ) -> dict[str, list[int]]:
-    """Returns for config.json the numbers of the scheme of each int8 linear, without trailing
-    zeros.
+    """Returns, by name, the numbers that describe the scheme of each int8 linear in config.json,
+    without trailing zeros.
 
     `known`: the numbers of linears that were computed before, for example for an inner model; new
     ones are added to it.

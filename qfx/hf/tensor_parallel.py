@@ -1,4 +1,4 @@
-"""Tensor-parallel plans of transformers, applied to int8 modules after they were loaded."""
+"""Applies tensor-parallel plans of transformers to int8 modules, after these were loaded."""
 
 from __future__ import annotations
 
@@ -24,10 +24,11 @@ from qfx.nn.quantized_weight import QuantizedWeight
 
 
 class LaterPlan:
-    """The part of a `tp_plan` that is deferred until the int8 modules are in place.
+    """The part of a tensor-parallel plan (`tp_plan`) that is deferred until the int8 modules are in
+    place.
 
-    Between `install` and `remove` the styles of transformers skip these modules and treat all
-    others as usual. `apply` gives an int8 linear the style of the module that it replaces.
+    Between `install` and `remove` the parallel styles of transformers skip these modules and treat
+    all others as usual. `apply` gives an int8 linear the style of the module that it replaces.
     """
 
     def __init__(self, modules: Iterable[nn.Module]) -> None:
@@ -37,14 +38,15 @@ class LaterPlan:
         self.float_linears: list[str] = []
 
     def install(self) -> None:
-        """Wraps the styles of transformers, if there is more than one process."""
+        """Replaces the parallel styles of transformers by styles that skip these modules, if there
+        is more than one process."""
         if dist.is_available() and dist.is_initialized():
             for name, style in [*ALL_PARALLEL_STYLES.items()]:
                 ALL_PARALLEL_STYLES[name] = _Later(getattr(style, "style", style), self)
 
     def remove(self) -> None:
-        """Restores the styles of transformers. Warns about linears that are not split or that
-        compute in float."""
+        """Restores the parallel styles of transformers. Warns about linears that are not split or
+        that compute in float."""
         for name, style in [*ALL_PARALLEL_STYLES.items()]:
             if isinstance(style, _Later):
                 del ALL_PARALLEL_STYLES[name]
@@ -53,7 +55,7 @@ class LaterPlan:
         _warn(self.float_linears, "compute in float, as int8 weights are not cut as the plan says")
 
     def leave(self, module: nn.Module) -> None:
-        """Applies the plan to a module that is not replaced."""
+        """Splits a module that stays float as the plan says."""
         if module in self.deferred:
             style, mesh = self.deferred.pop(module)
             for name, parameter in module.named_parameters(recurse=False):
@@ -62,8 +64,8 @@ class LaterPlan:
             style.install_forward(module, mesh)
 
     def apply(self, before: nn.Module, made: nn.Module, name: str) -> None:
-        """Splits the weight of `made` and installs the style. Modules other than linears stay
-        whole."""
+        """Splits the weight of `made`, which replaces the module `before`, as the plan says.
+        Modules other than linears stay whole. `name`: the name of the module, for warnings."""
         if before not in self.deferred or not isinstance(made, Linear):
             return
         style, mesh = self.deferred[before]
@@ -97,8 +99,8 @@ def _warn(linears: list[str], what: str) -> None:
 
 
 def whole(linear: nn.Module) -> nn.Module:
-    """Returns the linear, or a copy with the whole weight if it is tied to a weight that is
-    split."""
+    """Returns the linear, or a copy with the whole weight if its weight is split across ranks
+    because it is tied to another weight."""
     weight: Any = linear.weight
     if not is_distributed(weight):
         return linear
@@ -117,7 +119,8 @@ def gathered(model: nn.Module) -> AbstractContextManager[None]:
 
 
 class _Later(TensorParallelLayer):  # type: ignore[misc]
-    """A style of transformers that skips the modules of a plan."""
+    """A parallel style of transformers (the way in which a tensor-parallel plan splits a module)
+    that skips the modules of `plan`: they are split later, by `LaterPlan.apply`."""
 
     def __init__(self, style: Any, plan: LaterPlan) -> None:
         self.style, self.plan = style, plan
@@ -141,16 +144,16 @@ class _Later(TensorParallelLayer):  # type: ignore[misc]
 
 
 class _Rowwise(RowwiseParallel):  # type: ignore[misc]
-    """A row-wise style for int8 linears, which take distributed tensors and add the sums of the
-    ranks."""
+    """A row-wise parallel style for int8 linears, which take distributed tensors and add the sums
+    of the ranks themselves."""
 
     def should_use_local_tensors(self, module: Any) -> bool:
         return False
 
 
 class _Whole(_Rowwise):
-    """A row-wise style in which each rank has all columns of the weight and gathers all columns of
-    x."""
+    """A row-wise parallel style for weights that cannot be split: each rank has the whole weight
+    and gathers all columns of x."""
 
     def transform_inputs_pre_forward(self, module: Any, args: Any, kwargs: Any, mesh: Any) -> Any:
         (x, *rest), kwargs = super().transform_inputs_pre_forward(module, args, kwargs, mesh)

@@ -1,1 +1,1 @@
-"""Private parts of PyTorch that qfx uses, one file per subsystem. Imports nothing of qfx."""
+"""Access to private parts of PyTorch, one file per subsystem. Imports nothing of qfx."""

@@ -20,13 +20,14 @@ any_requires_grad: Any = torch._C._any_requires_grad  # whether any argument req
 
 
 def redispatch_below(op: Any, keyset: Any, arguments: Sequence[Any]) -> Any:
-    """Calls the operator's next kernel from its autograd kernel."""
+    """Calls the operator's kernel below autograd (the next one after its autograd kernel, from
+    which this is called), with the dispatch keys `keyset` of the call."""
     with below_autograd():
         return op.redispatch(keyset & torch._C._after_autograd_keyset, *arguments)
 
 
 def in_forward_mode() -> bool:
-    """Whether a level of forward-mode differentiation is open, so that tensors may be duals."""
+    """Whether forward-mode differentiation is active, so that tensors may be dual tensors."""
     return forward_ad._current_level >= 0
 
 
@@ -36,7 +37,7 @@ def transforming() -> bool:
 
 
 def in_compiled_backward() -> bool:
-    """Whether the graph being compiled is that of compiled autograd."""
+    """Whether the graph being compiled is a backward graph of compiled autograd."""
     module = sys.modules.get("torch._dynamo.compiled_autograd")
     return module is not None and module.in_compiled_autograd_region
 
@@ -45,9 +46,9 @@ SET_GRAD_ENABLED: Any = torch._C._set_grad_enabled  # what `torch.no_grad` calls
 
 
 def without_autocast(function: Callable[Given, Result]) -> Callable[Given, Result]:
-    """Returns the function with autocast disabled, so that its CPU products have the dtype of their
-    operands whatever the caller's autocast requests. As a decorator torch.autocast itself is not
-    thread-safe."""
+    """Returns the function with autocast disabled, so that its CPU matmuls compute in the dtype of
+    their operands, whatever the caller's autocast requests. torch.autocast itself used as a
+    decorator is not thread-safe."""
 
     @wraps(function)
     def plain(*args: Given.args, **kwargs: Given.kwargs) -> Result:

@@ -16,8 +16,8 @@ from torch import TensorType, fx, nn
 
 
 def gathered_weights(modules: Iterable[nn.Module]) -> Callable[[fx.Node], bool]:
-    """Returns a predicate of graph inputs: whether an input of a graph captured with these modules
-    around it is a weight that FSDP may manage.
+    """Returns a function that says whether a graph input may be a weight that FSDP manages.
+    `modules`: the modules around the captured graph.
 
     FSDP's hooks break the graph, so a managed module that is called is one whose method is running
     or compiled. For a weight that is used from outside its module, Dynamo's name leads through a
@@ -51,7 +51,7 @@ def register_sharding_rule(operator: Any, rule: Callable[..., Any]) -> None:
     """Registers a rule like `torch.distributed.tensor.experimental.register_sharding`, for an
     operator whose result depends on its lists of integers. PyTorch caches the result of a rule by
     the shapes of tensors and by the arguments from the first integer on that is not in a list; this
-    function makes it include all arguments that are not tensors."""
+    function makes the cache key include all arguments that are not tensors."""
     from torch.distributed.tensor import DTensor
     from torch.distributed.tensor.experimental import register_sharding
 

@@ -14,8 +14,8 @@ from torch import nn
 
 
 def tie_to_objects(sources: Iterable[Any]) -> None:
-    """Adds guards that tie the graph being compiled to the objects given by these Dynamo
-    sources."""
+    """Adds guards to the graph being compiled: it is compiled again if one of these Dynamo sources
+    refers to another object."""
     from torch._dynamo.guards import GuardBuilder, install_guard
 
     for source in sources:
@@ -23,14 +23,14 @@ def tie_to_objects(sources: Iterable[Any]) -> None:
 
 
 def local_source(name: str) -> Any:
-    """Returns the source of a local variable of the compiled frame."""
+    """Returns Dynamo's source of a local variable of the compiled frame."""
     from torch._dynamo.source import LocalSource
 
     return LocalSource(name)
 
 
 def discard_compiled(code: CodeType) -> None:
-    """Discards what was compiled for this code, so that its next call is captured again."""
+    """Discards the compiled code of a Python function, so that its next call is captured again."""
     from torch._dynamo.eval_frame import reset_code  # a second to import
 
     reset_code(code)
@@ -38,8 +38,8 @@ def discard_compiled(code: CodeType) -> None:
 
 @contextmanager
 def without_skip_marks() -> Iterator[None]:
-    """Returns a context in which Dynamo again tries to capture code that it failed to capture
-    before, and which leaves no such code behind.
+    """Makes Dynamo try again, inside the `with` block, to capture code that it failed to capture
+    before; afterwards no code is marked as failed.
 
     Dynamo marks a code object at the first failure and skips it silently from then on. All modules
     of a class share the code of their forward, and all modules of torch.nn that are compiled
@@ -67,8 +67,8 @@ def _clear_skip_marks() -> None:
 
 
 def break_counters() -> Counter[str]:
-    """Returns Dynamo's messages about code that it did not capture, since they were last
-    cleared."""
+    """Returns Dynamo's messages about code that it did not capture, with the number of occurrences
+    of each since Dynamo's counters were last cleared."""
     from torch._dynamo.utils import counters  # a second to import
 
     kinds = ("graph_break", "unimplemented")  # a function was split, or given up as a whole
@@ -86,22 +86,23 @@ def trace_artifact(name: str, text: Callable[[], str]) -> None:
 
 
 def control_flow() -> tuple[type[BaseException], ...]:
-    """Returns the exceptions that PyTorch raises inside a backend for Dynamo to catch; they are not
-    faults."""
+    """Returns the classes of exceptions that PyTorch raises inside a backend for Dynamo to catch;
+    they are not defects."""
     from torch._dynamo import exc
 
     return exc.RestartAnalysis, exc.SkipFrame
 
 
 def aot_eager() -> Callable[..., Any]:
-    """Returns the backend that traces backwards and compiles nothing."""
+    """Returns the backend aot_eager, which traces forward and backward graphs and compiles
+    nothing."""
     from torch._dynamo.backends.debugging import aot_eager
 
     return aot_eager
 
 
 def uncompiled(model: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns the model under `torch.compile(model)` or `model.compile()`."""
+    """Returns the model without `torch.compile(model)` or `model.compile()` around it."""
     model = getattr(model, "_orig_mod", getattr(model, "_torchdynamo_orig_callable", model))
     if getattr(model, "_compiled_call_impl", None) is not None:
         return model.forward  # type: ignore[union-attr]

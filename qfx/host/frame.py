@@ -1,5 +1,5 @@
-"""The frame that Dynamo compiles: the modules it can name, and the modules that are running around
-it.
+"""The frame (Python function call) that Dynamo compiles: the modules to which its variables refer,
+and the modules that are running around it.
 
 After a graph break Dynamo compiles a submodule's forward as a frame of its own, and the names in
 its graph are relative to that submodule. The modules whose methods are running further up the stack
@@ -19,8 +19,8 @@ from torch import nn
 
 @dataclass(frozen=True)
 class Surroundings:
-    """The circumstances of a graph during its capture. `surroundings` reads them once; outside
-    Dynamo they are empty."""
+    """The circumstances in which a graph was captured: the compiled frame and the modules around
+    it. `surroundings` determines them; outside Dynamo they are empty."""
 
     code: CodeType | None = None  # of the compiled frame
     variables: Mapping[str, Any] = field(default_factory=dict)  # local variables of the frame
@@ -32,17 +32,17 @@ class Surroundings:
         return [*self.named.values(), *self.running]
 
     def roots(self, wanted: Collection[str] = ()) -> Sequence[nn.Module]:
-        """Returns the running modules, starting with the one to which names are relative. It is the
-        outermost module, or the one with most of the `wanted` names, because a calibrated model may
-        run inside another."""
+        """Returns the running modules, starting with the module to which names are relative. This
+        is the outermost module, or the one with most of the `wanted` names, because a calibrated
+        model may run inside another."""
         if not wanted or not self.running:
             return self.running
         known = [sum(name in wanted for name, _ in m.named_modules()) for m in self.running]
         return self.running[known.index(max(known)) :]
 
     def prefixes(self, wanted: Collection[str] = ()) -> dict[str, str]:
-        """Returns the mapping from the source expression of each module of the frame to its dotted
-        path in the model."""
+        """Returns a dict: source expression of each module of the frame -> its dotted path in the
+        model."""
         around = self.roots(wanted)
         return {source: place(module, around)[1] for source, module in self.named.items()}
 
@@ -64,8 +64,8 @@ class Surroundings:
 
 
 def surroundings() -> Surroundings:
-    """Returns the surroundings of the frame that Dynamo compiles now, from it and the Python
-    stack."""
+    """Returns the surroundings of the frame that Dynamo is compiling, taken from this frame and the
+    Python stack."""
     frame, running = _translated(), running_modules()
     if frame is None:
         return Surroundings(running=running)
@@ -76,7 +76,7 @@ def surroundings() -> Surroundings:
 
 
 def _translated() -> Any:
-    """Returns Dynamo's translator of the frame it compiles, or None outside Dynamo."""
+    """Returns Dynamo's translator of the frame that it is compiling, or None outside Dynamo."""
     from torch._dynamo.symbolic_convert import InstructionTranslator  # a second to import
 
     try:
@@ -114,8 +114,8 @@ def running_modules() -> list[nn.Module]:
 
 
 def place(module: nn.Module, around: Sequence[nn.Module]) -> tuple[nn.Module, str]:
-    """Returns the first of the modules `around` that holds `module`, and the path there; else the
-    module itself and ''."""
+    """Returns the first of the modules `around` that contains `module`, and the path of `module` in
+    it. If none does, returns `module` itself and ''."""
     for root in around:
         for path, part in root.named_modules():
             if part is module:
@@ -125,8 +125,8 @@ def place(module: nn.Module, around: Sequence[nn.Module]) -> tuple[nn.Module, st
 
 @dataclass(frozen=True)
 class Frame:
-    """A captured frame: its code and the prefixes at its capture. Dynamo may run it for other
-    modules.
+    """A captured frame: its code, and the names that its modules had at its capture (`prefixes`).
+    Dynamo may run it again for other modules.
 
     It holds no module itself, because Dynamo's compiled code outlives the model.
     """
@@ -135,7 +135,8 @@ class Frame:
     captured: Mapping[str, str] = field(default_factory=dict)
 
     def prefixes(self) -> dict[str, str]:
-        """Returns the prefixes of the call that is running."""
+        """Returns, for the call that is running: source expression of each module -> its path in
+        the model."""
         now, around = self._locals(), running_modules()
         return {s: place(now[s], around)[1] if s in now else p for s, p in self.captured.items()}
 
@@ -147,6 +148,6 @@ class Frame:
 
 
 def _position(code: CodeType) -> tuple[str, str, int]:
-    """Returns what Dynamo's code has in common with the code it replaces: file, name and first
-    line."""
+    """Returns the file, name and first line of a code object, which Dynamo's code has in common
+    with the code that it replaces."""
     return code.co_filename, code.co_name, code.co_firstlineno

@@ -1,4 +1,4 @@
-"""The operators that this build can run on a device, as registered with PyTorch's dispatcher."""
+"""Says what this build of qfx can run on a device."""
 
 from __future__ import annotations
 

@@ -18,11 +18,12 @@ Compiled = Callable[..., Any]
 def inductor(
     options: Mapping[str, Any], mode: str | None, operators: Sequence[Any], digest: str
 ) -> Compiled:
-    """Returns Inductor with the user's options and those of `mode`.
+    """Returns a function that compiles a graph with Inductor, with the user's options and those of
+    `mode`.
 
-    `operators`: packets of the operators whose inputs are computed into memory once, and whose
-    results are as their fake implementations promise. `digest`: a digest of the code that is
-    compiled together with the graph.
+    `operators`: operators of qfx, whose inputs are to be computed into memory once, and whose
+    results have the sizes and strides that their fake implementations say. `digest`: a digest of
+    the code that is compiled together with the graph, for the keys of caches.
     """
     from torch._inductor import list_mode_options
     from torch._inductor.compile_fx import compile_fx
@@ -50,7 +51,8 @@ def in_cache_keys(digest: str) -> AbstractContextManager[Any]:
 
 
 def settings(gm: fx.GraphModule, known: set[str]) -> dict[str, Any]:
-    """Returns Inductor's options for a graph, to be used unless the user sets them."""
+    """Returns Inductor's options for a graph, which are used unless the user sets them. `known`:
+    namespaces of operators whose results need no check."""
     found: dict[str, Any] = {"size_asserts": _has_foreign_operators(gm, known)}
     if _takes_addcdiv_apart():
         found["eager_numerics.division_rounding"] = True
@@ -65,27 +67,27 @@ def known_options() -> Mapping[str, Any]:
 
 
 def _read_inputs_where_they_are(operators: Sequence[Any]) -> None:
-    """Makes Inductor compute tensors that several of these operators read into memory once. By
+    """Makes Inductor compute a tensor that several of these operators use into memory once. By
     default it would give each operator that it does not know a copy, computed again. Edits global
-    state: only our operators are added to Inductor's set."""
+    state, but only adds qfx's operators to Inductor's set."""
     from torch._inductor.lowering import add_needs_realized_inputs
 
     add_needs_realized_inputs([*operators])
 
 
 def _takes_addcdiv_apart() -> bool:
-    """Whether Inductor treats the divisions of a quantization as ordinary ones, as in PyTorch 2.11:
-    on a GPU it then rounds them to nearest only if an option says so."""
+    """Whether Inductor decomposes addcdiv, by which quantization divides, as in PyTorch 2.11: on a
+    GPU it then rounds these divisions to nearest only if an option says so."""
     from torch._inductor.decomposition import select_decomp_table
 
     return torch.ops.aten.addcdiv.default in select_decomp_table()
 
 
 def _has_foreign_operators(gm: fx.GraphModule, known: set[str]) -> bool:
-    """Whether the graph calls operators of other libraries. Inductor can check sizes and strides of
-    each input and of each operator's result at every call. Dynamo has guarded the inputs, and for
-    PyTorch's operators and ours tests ensure that results are as promised during compilation;
-    operators of other libraries may break that promise."""
+    """Whether the graph calls operators of libraries other than PyTorch and qfx, so that Inductor
+    has to check the sizes and strides of inputs and results at every call. Otherwise the check is
+    omitted: Dynamo has guarded the inputs, and tests ensure that results are as promised during
+    compilation."""
     bodies = (m for m in gm.modules() if isinstance(m, fx.GraphModule))
     targets = (node.target for body in bodies for node in body.graph.nodes)
     operators = (t for t in targets if isinstance(t, OpOverload | OpOverloadPacket))

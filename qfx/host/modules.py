@@ -1,4 +1,4 @@
-"""The private attributes in which nn.Module keeps hooks and tensors."""
+"""Access to the private attributes in which nn.Module stores hooks and tensors."""
 
 from __future__ import annotations
 
@@ -29,14 +29,15 @@ STATE_HOOKS = (
 
 
 def share_hooks(of: nn.Module, to: nn.Module) -> None:
-    """Makes `to` share the call hooks of `of`, and the record of which buffers are not saved."""
+    """Makes the module `to` share the call hooks of `of`, and the record of which buffers are not
+    part of the state dict."""
     for name in CALL_HOOKS:
         setattr(to, name, getattr(of, name))
     to._non_persistent_buffers_set |= of._non_persistent_buffers_set
 
 
 def state_hooks(module: nn.Module) -> Iterable[Any]:
-    """Returns the hooks on saving and loading."""
+    """Returns the hooks of a module on saving and loading its state dict."""
     return chain.from_iterable(getattr(module, name).values() for name in STATE_HOOKS)
 
 
@@ -73,7 +74,7 @@ def has_forward_hooks(module: nn.Module) -> bool:
 
 
 def has_old_backward_hook(module: nn.Module) -> bool:
-    """Whether the module has a hook from `register_backward_hook` instead of
+    """Whether the module has a hook from the deprecated `register_backward_hook` instead of
     `register_full_backward_hook`."""
     return bool(module._backward_hooks and not module._is_full_backward_hook)
 

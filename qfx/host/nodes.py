@@ -1,4 +1,4 @@
-"""Undocumented attributes that FX and Dynamo keep at nodes and graphs."""
+"""Access to undocumented attributes that FX and Dynamo store at nodes and graphs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ def is_erased(node: fx.Node) -> bool:
 
 
 def source(node: fx.Node) -> Any:
-    """Returns Dynamo's source of a graph input: the path by which Dynamo reached the value."""
+    """Returns Dynamo's source of a graph input (the path by which Dynamo reached the value), or
+    None outside Dynamo."""
     return getattr(node, "_dynamo_source", None)
 
 
@@ -26,8 +27,8 @@ def source_text(node: fx.Node) -> str | None:
 
 
 def mark_as_new_input(node: fx.Node) -> None:
-    """Marks a node as a static graph input without a source. AOTAutograd reads the source of every
-    input, and what is known about it."""
+    """Marks a node as a static graph input without a source, because AOTAutograd looks for the
+    source and the kind of every input."""
     node._dynamo_source = None  # type: ignore[attr-defined]
     node.meta["tensor_dict"] = {"_dynamo_static_input_type": "unguarded"}
 
@@ -43,7 +44,8 @@ def copy_signature(of: fx.Graph, to: fx.Graph) -> None:
 
 
 def copy_annotations(of: fx.GraphModule, to: fx.GraphModule, nodes: Mapping[Any, Any]) -> None:
-    """Copies what Dynamo keeps at a graph module and at its nodes (`nodes`: old -> new)."""
+    """Copies the data that Dynamo stores at a graph module and at its nodes. `nodes`: old node ->
+    new node."""
     for old, new in nodes.items():
         if hasattr(old, "_dynamo_source"):
             new._dynamo_source = old._dynamo_source

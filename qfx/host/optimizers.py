@@ -1,4 +1,4 @@
-"""Hooks on the steps of optimizers."""
+"""Registers hooks on the steps of optimizers."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from torch.optim.optimizer import (
 
 
 def after_each_step(act: Callable[[Iterable[Tensor]], None]) -> None:
-    """Calls `act` with the parameters that may have changed, after each step of any optimizer of
-    the process. Edits global state: PyTorch's list of such hooks. Without it steps of fused
-    optimizers would go unnoticed, which change weights without increasing their version."""
+    """Makes each step of any optimizer of the process call `act` afterwards, with the parameters
+    that may have changed. Edits global state: PyTorch's list of such hooks. Steps of fused
+    optimizers would otherwise go unnoticed, because they change weights without increasing their
+    version."""
 
     def stepped(optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
         parameters = (p for group in optimizer.param_groups for p in group["params"])
@@ -25,9 +26,9 @@ def after_each_step(act: Callable[[Iterable[Tensor]], None]) -> None:
 
 
 def before_each_step(act: Callable[[torch.optim.Optimizer], None]) -> None:
-    """Calls `act` with the optimizer before each step of any optimizer of the process, when
-    gradients exist. Edits global state: PyTorch's list of such hooks. Without it an optimizer that
-    trains nothing but biases would go unnoticed."""
+    """Makes each step of any optimizer of the process call `act` with the optimizer before the
+    step, when gradients exist. Edits global state: PyTorch's list of such hooks. An optimizer that
+    trains nothing but biases would otherwise go unnoticed."""
 
     def steps(optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
         act(optimizer)

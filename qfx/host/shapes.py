@@ -24,9 +24,8 @@ def expression(size: torch.SymInt) -> Any:
 
 
 def ends(size: torch.SymInt) -> tuple[int | None, int | None]:
-    """Returns the least and the greatest value of a size, each None if the range has no such end,
-    for which sympy has several infinities. Even sizes that are never below 0, such as 100 // n, may
-    have no lower end."""
+    """Returns the least and the greatest value of a size; None for an end that is infinite. Even a
+    size that is never below 0, such as 100 // n, may have no lower end."""
     node: Any = size.node
     bounds = node.shape_env.bound_sympy(node.expr)
     low, high = (
@@ -41,8 +40,8 @@ def holds_now(size: torch.SymInt, condition: sympy.Basic) -> bool:
 
 
 def marked(size: torch.SymInt) -> Iterator[tuple[torch.SymInt, tuple[Any, Any] | None]]:
-    """Yields the input sizes from which `size` is computed and that the user marked as dynamic,
-    each with the range that one graph has to serve if the user gave one."""
+    """Yields the input sizes from which `size` is computed and that the user marked as dynamic.
+    With each comes the range that one graph has to support, None if the user gave none."""
     from torch.fx.experimental.symbolic_shapes import StrictMinMaxConstraint
 
     symbols = size.node.expr.free_symbols
@@ -56,7 +55,8 @@ def marked(size: torch.SymInt) -> Iterator[tuple[torch.SymInt, tuple[Any, Any] |
 
 
 def compute(formula: Any, symbols: Mapping[Any, Any]) -> Any:
-    """Evaluates a formula on these values of its symbols, which may be proxies of graph nodes."""
+    """Evaluates a symbolic formula. `symbols`: symbol -> its value, which may be a proxy of a graph
+    node."""
     from torch.utils._sympy.interp import sympy_interp
     from torch.utils._sympy.reference import PythonReferenceAnalysis
 

@@ -1,4 +1,5 @@
-"""The source texts of graph modules, which torch.fx and linecache keep for the life of the process.
+"""Frees the source texts of graph modules, which torch.fx and linecache keep for the life of the
+process.
 
 Each `recompile` of an `fx.GraphModule` adds one, so that tracebacks and inspect can show its lines.
 A text is useful only as long as the class of the module lives.
@@ -21,9 +22,9 @@ _TEXTS: dict[str, str] = graph_module._loader.eval_cache  # by the file names in
 
 @contextmanager
 def released_source_texts() -> Iterator[None]:
-    """Removes the source texts that are added inside this context or decorated function: at its
-    end, or together with the module for graph modules that live on. Texts added by other threads
-    meanwhile are included."""
+    """Removes the source texts that are added inside this `with` block or decorated function: at
+    its end, or together with the module for graph modules that live on. Texts added by other
+    threads meanwhile are included."""
     before = {*_TEXTS}
     try:
         yield

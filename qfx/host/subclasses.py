@@ -1,4 +1,4 @@
-"""Tensor subclasses that hold other tensors: creation, conversion and the arguments of
+"""Tensor subclasses that contain other tensors: creation, conversion and the arguments of
 operators."""
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def wrapper(
 
 
 def as_parameter(tensor: Tensor) -> nn.Parameter:
-    """Returns the same tensor object of a subclass as a parameter that does not train.
+    """Makes a tensor of a subclass a parameter that does not train, and returns the same object.
     `nn.Parameter(tensor)` would make an alias instead, by an operator for which PyTorch imports its
     distributed tensors."""
     tensor._is_param = True  # type: ignore[attr-defined]
@@ -48,8 +48,9 @@ def as_parameter(tensor: Tensor) -> nn.Parameter:
 
 
 def become(tensor: Tensor, other: Tensor) -> bool:
-    """Gives `tensor` the shape and dtype of `other`, without its attributes. Returns False if this
-    is impossible, for example on another kind of device."""
+    """Gives the object `tensor` the shape, dtype and data of `other`, but not its Python
+    attributes. Returns False if this is impossible, for example if they are on different kinds of
+    devices."""
     if not torch._has_compatible_shallow_copy_type(tensor, other):  # type: ignore[attr-defined]
         return False
     with without_subclass():
@@ -58,13 +59,13 @@ def become(tensor: Tensor, other: Tensor) -> bool:
 
 
 def as_made_of(tensor: Tensor) -> AbstractContextManager[Any]:
-    """Returns a context in which aliases of `tensor` can be made, even in inference mode, although
-    the tensor counts its writes."""
+    """Returns a context in which aliases of `tensor` can be created. In inference mode this is
+    otherwise impossible for a tensor that was created outside of it and counts its writes."""
     apart = torch.is_inference_mode_enabled() and not tensor.is_inference()
     return torch.inference_mode(False) if apart else nullcontext()
 
 
 def decomposed(operator: Any, args: Sequence[Any], kwargs: Any) -> Any:
-    """Computes an operator that is composed of others, such as matmul; returns NotImplemented for
-    any other operator."""
+    """Computes an operator that is composed of others, such as matmul, by calling these; returns
+    NotImplemented for any other operator."""
     return operator.decompose(*args, **kwargs)

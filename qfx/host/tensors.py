@@ -31,15 +31,15 @@ def has_values(tensor: Tensor) -> bool:
 
 
 def fake_mode_of(arguments: Sequence[Any]) -> FakeMode | None:
-    """Returns the mode that made the fake tensors among the arguments, or that tracing has
-    opened."""
+    """Returns the mode that made the fake tensors among the arguments, or the mode that tracing
+    uses now; None if there is none."""
     from torch._guards import detect_fake_mode
 
     return detect_fake_mode(arguments)
 
 
 def propagate_shapes(gm: fx.GraphModule, inputs: Sequence[Any]) -> None:
-    """Records at each node of the graph the fake tensor that the node computes for these inputs."""
+    """Records at each node of the graph a fake tensor: the result of the node for these inputs."""
     from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
     FakeTensorProp(gm, FakeTensorMode(allow_non_fake_inputs=True)).propagate(*inputs)
@@ -50,8 +50,8 @@ def fake_mode() -> FakeMode:
 
 
 def storage_key(tensor: Tensor) -> int:
-    """Returns a number that is the same for all views of a storage, as long as one of them
-    lives."""
+    """Returns a number that is the same for all tensors that share a storage, as long as one of
+    them lives."""
     return StorageWeakRef(tensor.untyped_storage()).cdata  # type: ignore[no-any-return]
 
 
@@ -90,8 +90,8 @@ def tree_map(function: Callable[[Any], Any], tree: Any) -> Any:
 
 
 def version(tensor: Tensor) -> int:
-    """Returns how often a tensor was written in place; 0 for inference tensors, which do not
-    count."""
+    """Returns the number of in-place writes to a tensor that PyTorch has counted; 0 for inference
+    tensors, which have no counter."""
     return 0 if tensor.is_inference() else tensor._version
 
 
@@ -144,8 +144,8 @@ def watched() -> bool:
 
 
 def without_modes() -> AbstractContextManager[Any]:
-    """Returns a context in which no mode intercepts calls, whether for fake tensors, of Dynamo, or
-    the user's own."""
+    """Returns a context in which no mode intercepts calls: no mode for fake tensors, of Dynamo, or
+    of the user."""
     from torch.utils._python_dispatch import _disable_current_modes
 
     return _disable_current_modes()

@@ -1,1 +1,2 @@
-"""Files and folders: reading, writing as a whole, locking, comparing and mapping to memory."""
+"""Reads and writes files: safely, as a whole, with locks and caches; also digests and pages of
+memory."""

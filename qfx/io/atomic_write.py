@@ -1,4 +1,4 @@
-"""Replaces files as a whole.
+"""Replaces files as a whole, so that a reader sees either the old or the new content.
 
 The new content is written to a partial file next to the old one, flushed to the disk, and renamed
 over it. Then the folder is flushed, so that the rename itself survives a power failure.
@@ -38,7 +38,8 @@ def write_bytes(path: str | Path, data: bytes, mode: int = 0o666, like: Path | N
 
 
 def write_file(path: Path, write: Writer, mode: int = 0o666, like: Path | None = None) -> None:
-    """Replaces a file by what `write` writes.
+    """Replaces the content of the file at `path` by the bytes that `write`, called with an open
+    file, writes to it.
 
     The permissions of an existing file, or of `like`, are kept; otherwise they are `mode` less the
     umask. A symbolic link stays, and the file that it points to is replaced. A file that is not
@@ -60,8 +61,8 @@ def write_file(path: Path, write: Writer, mode: int = 0o666, like: Path | None =
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Makes an OSError in the `with` block name `path`, which the user passed, instead of a partial
-    file."""
+    """Makes an OSError in the `with` block name `path`, which the user passed, instead of a
+    temporary file."""
     try:
         yield
     except OSError as why:
@@ -69,7 +70,7 @@ def naming(path: Path) -> Iterator[None]:
 
 
 class Partial:
-    """A new file next to `target` with a temporary name.
+    """A new file with a temporary name, in the folder of `target`.
 
     A context manager, which removes the file unless it was moved. It holds a lock on the file that
     ends with the process.
@@ -123,7 +124,8 @@ def _digest(name: str) -> str:
 
 
 def _locked(opened: int) -> bool:
-    """Locks the file; returns False if another process has locked it or the file system cannot."""
+    """Tries to lock an open file. Returns False if another process has locked it, or if the file
+    system has no locks."""
     try:
         fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
@@ -132,8 +134,8 @@ def _locked(opened: int) -> bool:
 
 
 def remove_partials(folder: Path, name: str | None = None) -> None:
-    """Removes partial files of dead processes: those for the file `name`, or all in the folder.
-    Files that cannot be locked or removed are kept."""
+    """Removes partial files of dead processes: only those for the file `name`, or all in the folder
+    if it is None. Files that cannot be locked or removed are kept."""
     start = f".{_digest(name)}" if name is not None else "."
     with suppress(OSError):
         for path in [*folder.iterdir()]:

@@ -1,7 +1,7 @@
-"""The file with the codes of a recipe, next to its JSON and named by its content.
+"""Reads and writes the second file of a recipe, which contains its weights rounded to int8 (codes).
 
-It is called `recipe-<16 hexadecimal digits>.safetensors` and is next to `recipe.json`, which
-contains this name.
+It is called `recipe-<16 hexadecimal digits of its SHA-256>.safetensors` and is next to
+`recipe.json`, which contains this name.
 """
 
 from __future__ import annotations
@@ -22,18 +22,20 @@ _MARK = {"qfx_codes": "1"}  # version of the file, in its header
 
 
 def earlier_name(recipe: Path) -> str:
-    """Returns the name that qfx 0.2 gave the codes: `recipe.safetensors` next to `recipe.json`."""
+    """Returns the name of the file of codes in qfx 0.2: `recipe.safetensors` next to
+    `recipe.json`."""
     return f"{_stem(recipe)}.safetensors"
 
 
 def codes_name(recipe: Path, data: bytes) -> str:
-    """Returns the name for the codes `data` of the recipe at this path."""
+    """Returns the name of the file of codes with the content `data`, for the recipe at this
+    path."""
     return f"{_stem(recipe)}-{hashlib.sha256(data).hexdigest()[:16]}.safetensors"
 
 
 def is_codes_name(name: Any) -> bool:
-    """Whether a recipe may use this name for its codes. Names that lead out of its folder are not
-    allowed."""
+    """Whether a recipe may contain this name of its file of codes. A name that leads out of the
+    recipe's folder is not allowed."""
     return isinstance(name, str) and _CODES.fullmatch(name) is not None
 
 
@@ -45,14 +47,14 @@ def _stem(recipe: Path) -> str:
 
 
 def codes_bytes(codes: Mapping[str, Tensor]) -> bytes:
-    """Returns the content of a file of codes. Raises ImportError without the package
-    safetensors."""
+    """Returns the content of a file with these codes (int8 weights). Raises ImportError without the
+    package safetensors."""
     return bytes(_safetensors().torch.save(dict(codes), metadata=_MARK))
 
 
 def read_codes(path: Path) -> dict[str, Tensor]:
-    """Reads a file of codes. Raises ValueError for a file that `codes_bytes` of this version did
-    not make, and OSError."""
+    """Reads a file of codes; returns int8 weights by name. Raises ValueError for a file with other
+    content than `codes_bytes` of this version makes, and OSError."""
     library = _safetensors()
     if not path.exists():
         raise UserError(
@@ -67,13 +69,14 @@ def read_codes(path: Path) -> dict[str, Tensor]:
 
 
 def has_codes(recipe: Path) -> bool:
-    """Whether there is a file whose name is one for the codes of this recipe."""
+    """Whether the folder contains a file with a name that this recipe's file of codes may have."""
     return bool(_files(recipe))
 
 
 def remove_codes(recipe: Path, keep: Container[str]) -> None:
-    """Removes the codes of earlier recipes at this path, except for the names in `keep`. Files that
-    qfx did not write are kept, and so are those that cannot be removed."""
+    """Removes the files of codes that belong to earlier recipes at the path `recipe`, except those
+    with a name in `keep`. Files that qfx did not write are kept, and so are those that cannot be
+    removed."""
     for path in _files(recipe):
         if path.name not in keep:
             with suppress(OSError, UserError, ImportError):
@@ -83,8 +86,8 @@ def remove_codes(recipe: Path, keep: Container[str]) -> None:
 
 
 def _files(recipe: Path) -> list[Path]:
-    """Returns the files of codes of this recipe, without those of another recipe whose name ends
-    like a digest."""
+    """Returns the files of codes of this recipe and of earlier recipes at its path. A file that
+    belongs to another recipe, whose name ends like a digest, is left out."""
     name = re.compile(rf"{re.escape(_stem(recipe))}(-[0-9a-f]{{16}})?\.safetensors")
     with suppress(OSError):
         found = [path for path in recipe.parent.iterdir() if name.fullmatch(path.name)]

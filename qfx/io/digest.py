@@ -48,7 +48,7 @@ def digest_of(*parts: str | Tensor, dtype: torch.dtype | None = None) -> str:
 
 
 def _in_order(tensor: Tensor, dtype: torch.dtype | None) -> Iterator[Tensor]:
-    """Yields all elements, contiguous on the CPU, some rows at a time."""
+    """Yields all elements of a tensor in order, contiguous on the CPU, some rows at a time."""
     rows = tensor.detach().reshape(tensor.shape or (1,))
     if not rows.numel():
         return

@@ -1,10 +1,10 @@
-"""DiskCache: files in a folder that no other user can write to, for results that can be computed
-again.
+"""DiskCache: files with results that can be computed again, in a folder that no other user can
+write to.
 
 A file `<key>` contains a line with the format and the SHA-256 of key and data, followed by the
 data. The only symbolic link that is followed is one to the folder, if it belongs to the user. A
-link, a pipe or a file of another user in place of a key is not read, and the next write replaces
-it.
+link, a pipe or a file of another user that has the name of a key is not read, and the next write
+replaces it.
 """
 
 from __future__ import annotations
@@ -28,10 +28,11 @@ _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def user_folder() -> Path:
-    """Returns `$XDG_CACHE_HOME/qfx` or `~/.cache/qfx`; creates it if necessary and closes it to
-    other users.
+    """Returns `$XDG_CACHE_HOME/qfx` or `~/.cache/qfx`; creates the folder if necessary and removes
+    other users' permission to write to it.
 
-    Raises OSError if it cannot be created or closed, or if the user has no home directory.
+    Raises OSError if it cannot be created or its permissions cannot be changed, or if the user has
+    no home directory.
     """
     home = os.path.expanduser("~")  # stays "~" for a user without a home, as in some containers
     cache = os.environ.get("XDG_CACHE_HOME") or (home != "~" and os.path.join(home, ".cache"))
@@ -47,7 +48,7 @@ def user_folder() -> Path:
 
 @dataclass(frozen=True)
 class DiskCache:
-    """The files in `folder` whose names match `names`, at most `most`.
+    """A cache of at most `most` files in `folder`, whose names match `names`.
 
     A write beyond `most` removes the files that were not read or written for the longest time.
     Several processes may use one folder at once. Creating an instance creates the folder. The
@@ -81,7 +82,8 @@ class DiskCache:
         return data
 
     def write(self, key: str, data: bytes) -> None:
-        """Replaces whatever has the name of the key by a file with this data, in one step."""
+        """Stores the data under this key, in one step. Whatever file has the name of the key is
+        replaced."""
         partial = f".{secrets.token_hex(8)}.partial"
         with self._opened() as folder:
             try:
@@ -102,8 +104,8 @@ class DiskCache:
     @contextmanager
     def _opened(self) -> Iterator[int]:
         """Yields a descriptor of the folder. Owner and mode are checked on the descriptor, so they
-        belong to the folder that is read and written, even if the path refers to another one
-        meanwhile."""
+        belong to the folder that is read and written, even if the path meanwhile refers to another
+        folder."""
         link = self.folder.lstat()
         opened = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:

@@ -1,4 +1,4 @@
-"""DiskMemo: values that one process computes and later ones read from disk, with common rules.
+"""DiskMemo: a cache on disk for values that one process computes and later ones read.
 
 - The folder is given by the environment variable `QFX_<KIND>_CACHE`, or is one of the user's own.
   With `0` in the variable nothing is stored, without a message.
@@ -27,19 +27,21 @@ _SWITCH = re.compile(r"QFX_[A-Z]+_CACHE")
 
 
 class NotCached(Exception):
-    """Raised with the reason why a value is not stored."""
+    """Raised if a value cannot be stored, with the reason."""
 
 
 class MemoEntry(Protocol[T]):
-    """One value: its key, its format, and how it is computed."""
+    """One value of a disk cache: its key, its format, and how it is computed."""
 
     def key(self) -> str:
-        """Returns the name of the file of the value. Raises NotCached. It is called first."""
+        """Returns the name of the file of the value. It is called before the other methods. Raises
+        NotCached."""
         ...
 
     def read(self, data: bytes) -> T | None:
-        """Returns the value from the data that `written` returned; None if it must be computed
-        again. Raises ValueError, KeyError, TypeError or RecursionError for any other data."""
+        """Returns the value that is stored as `data`, the result of `written`; None if it must be
+        computed again. Raises ValueError, KeyError, TypeError or RecursionError for any other
+        data."""
         ...
 
     def make(self) -> T: ...
@@ -51,10 +53,11 @@ class MemoEntry(Protocol[T]):
 
 @dataclass(frozen=True)
 class DiskMemo:
-    """The values of one kind.
+    """The disk cache for values of one kind.
 
-    `kind`: a word for the name of the environment variable. `what`: the plural noun in messages.
-    `folder`: the name of the folder in that of the user. `names`: the pattern of its file names.
+    `kind`: the middle of the environment variable `QFX_<KIND>_CACHE`. `what`: a plural noun for the
+    values, for messages. `folder`: the name of the subfolder of the user's cache folder. `names`:
+    the pattern of the file names. `most`: the largest number of files.
     """
 
     kind: str
@@ -66,11 +69,13 @@ class DiskMemo:
 
     @property
     def switch(self) -> str:
-        """The environment variable that contains the folder, or '0' to store nothing."""
+        """The name of the environment variable that contains the folder, or '0' to store
+        nothing."""
         return f"QFX_{self.kind.upper()}_CACHE"
 
     def cache(self) -> DiskCache | None:
-        """Returns the folder of the files, or None if storing is switched off or fails."""
+        """Returns the folder of the files as a DiskCache; None if storing is switched off, or if
+        the folder cannot be used, which causes a warning."""
         chosen = os.environ.get(self.switch, "")
         if chosen == "0":
             return None
@@ -135,8 +140,8 @@ class DiskMemo:
 
 
 def is_switch(name: str) -> bool:
-    """Whether an environment variable only says where values are stored and does not change
-    them."""
+    """Whether an environment variable only selects the folder of a disk cache, so that it does not
+    change any result."""
     return _SWITCH.fullmatch(name) is not None
 
 

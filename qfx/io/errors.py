@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class UserError(ValueError):
-    """A wrong option, pattern, recipe or scheme; the message says what is allowed instead."""
+    """Raised for a wrong argument or file of the user; the message says what is allowed instead."""
 
 
 def printable(text: str) -> str:

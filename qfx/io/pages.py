@@ -1,5 +1,4 @@
-"""Pages of this process, as Linux accounts for them: finds pages that belong to a file and frees
-them."""
+"""Memory pages of this process on Linux: finds pages that are backed by a file, and frees them."""
 
 from __future__ import annotations
 
@@ -14,17 +13,19 @@ LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 def whole_pages(start: int, count: int) -> tuple[int, int]:
-    """Returns the begin and end of the whole pages within `count` bytes from `start`."""
+    """Returns the addresses of the begin and end of the whole pages within `count` bytes from the
+    address `start`."""
     size = mmap.PAGESIZE
     first = -(-start // size) * size
     return first, max(first, (start + count) // size * size)
 
 
 def is_of_a_file(start: int, count: int) -> bool:
-    """Whether all pages of these bytes belong to a file or to shared memory, or are not in memory.
-    A page that was written since it was mapped does not belong to the file.
+    """Whether all pages of these bytes are backed by a file or are shared memory, or are not in
+    memory.
 
-    Raises OSError if the system does not say: it is not Linux, or hides /proc.
+    A page that was written since it was mapped is not backed by the file. Raises OSError if the
+    system does not say: it is not Linux, or hides /proc.
     """
     first, end = whole_pages(start, count)
     if sys.platform != "linux":
@@ -37,8 +38,9 @@ def is_of_a_file(start: int, count: int) -> bool:
 
 
 def drop(start: int, count: int) -> None:
-    """Frees pages that are `is_of_a_file`, as the system itself may do at any time; the next read
-    loads them from the file. Raises OSError if the system refuses."""
+    """Frees the pages of these bytes, for which `is_of_a_file` must be true; the next access loads
+    them from the file. The system itself may do this at any time. Raises OSError if the system
+    refuses."""
     first, end = whole_pages(start, count)
     length = ctypes.c_size_t(end - first)
     if end > first and LIBC.madvise(ctypes.c_void_p(first), length, mmap.MADV_DONTNEED):
@@ -46,7 +48,7 @@ def drop(start: int, count: int) -> None:
 
 
 def trim() -> None:
-    """Returns freed memory that the allocator keeps to the system. Only glibc keeps it and can
-    return it."""
+    """Gives memory that was freed, but that the allocator keeps, back to the system. Does nothing
+    if the C library is not glibc."""
     if hasattr(LIBC, "malloc_trim"):
         LIBC.malloc_trim(0)

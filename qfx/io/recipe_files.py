@@ -1,4 +1,5 @@
-"""The files of a recipe: its JSON, which is replaced last, and the file of codes that it names.
+"""The two files of a recipe: its JSON, which is replaced last, and the file of codes (weights
+rounded to int8) whose name the JSON contains.
 
 While `qfx.save` replaces a model, the JSON temporarily contains two recipes and the digest of
 `qfx.json` that decides which of them is valid, so that recipe and model change at the same moment.
@@ -44,7 +45,8 @@ T = TypeVar("T")
 
 
 class RecipeFiles(NamedTuple):
-    """The contents of a recipe's two files; without codes there is no second file."""
+    """The contents of a recipe's two files. Without rounded weights there is no second file:
+    `codes_name` is None."""
 
     json: bytes
     codes_name: str | None
@@ -54,16 +56,17 @@ class RecipeFiles(NamedTuple):
 def recipe_files(
     path: Path, codes: Mapping[str, Tensor], text: Callable[[str | None], str]
 ) -> RecipeFiles:
-    """Returns the files of a recipe. `text`: returns the JSON for the name of the file of codes, or
-    None."""
+    """Returns the contents of the files of a recipe. `codes`: its rounded weights. `text`: a
+    function that returns the JSON, given the name of the file of codes, or None if there is
+    none."""
     data = codes_bytes(codes) if codes else b""
     name = codes_name(path, data) if codes else None
     return RecipeFiles(text(name).encode("utf-8"), name, data)
 
 
 def save_recipe(path: Path, files: RecipeFiles) -> None:
-    """Replaces the recipe at `path`; the JSON is moved last. Removes the codes of the earlier
-    recipe. Raises OSError; the earlier recipe is then kept."""
+    """Replaces the recipe at `path`, its JSON last, and removes the file of codes of the earlier
+    recipe. Raises OSError; the earlier recipe is then still there."""
     if files.codes_name is None and not has_codes(path):
         write_bytes(path, files.json)
         return
@@ -78,16 +81,17 @@ def save_recipe(path: Path, files: RecipeFiles) -> None:
 
 
 def sweep_codes(path: Path) -> None:
-    """Removes files of codes that the recipe at `path` does not name; none if it cannot be read.
-    The caller must hold the lock of the folder."""
+    """Removes files of codes that the recipe at `path` does not name; removes none if the recipe
+    cannot be read. The caller must hold the lock of the folder."""
     with suppress(OSError, UserError):
         text = current_recipe(path)
         remove_codes(path, set() if text is None else {_named(raw_of(text), path)})
 
 
 def read_recipe(path: Path, make: Callable[[Raw, Callable[[], Mapping[str, Tensor]]], T]) -> T:
-    """Returns the result of `make` for the JSON and a function that reads the codes. Starts again
-    if the recipe was replaced meanwhile. Raises UserError and OSError."""
+    """Returns the result of `make`, called with the JSON of a recipe and a function that reads its
+    file of codes. Starts again if the recipe was replaced meanwhile. Raises UserError and
+    OSError."""
     while True:
         read = snapshot_of(path, LARGEST)
         try:
@@ -113,16 +117,16 @@ def current_recipe(path: Path) -> str | None:
 
 
 def one_of_two(model: bytes, then: str | None, otherwise: str | None) -> bytes:
-    """Returns JSON with two recipes: `then` is valid if `qfx.json` next to it has the content
-    `model`, otherwise `otherwise` is; None stands for no recipe."""
+    """Returns JSON with two recipes: `then` is valid if the `qfx.json` next to it has the content
+    `model`, and `otherwise` if not. None stands for no recipe."""
     digest = hashlib.sha256(model).hexdigest()
     both = {"qfx_recipe": 2, "model": digest, "then": then, "otherwise": otherwise}
     return json.dumps(both).encode()
 
 
 def settle(path: Path) -> None:
-    """Replaces a JSON with two recipes by the valid one. If that fails, nothing is lost: the next
-    save tries again."""
+    """Replaces a JSON with two recipes by the one that is valid. If this fails, nothing is lost:
+    the next save tries again."""
     try:
         raw = raw_of(bytes_of(path, LARGEST))
         if not _is_one_of_two(raw):
@@ -139,8 +143,8 @@ def settle(path: Path) -> None:
 
 
 def raw_of(text: str | bytes, at: str = "this") -> Raw:
-    """Parses the JSON object of a recipe and checks only that it is one. Raises UserError; `at` is
-    the name of the file in its message."""
+    """Returns the JSON object of a recipe, checked only for being one. Raises UserError, whose
+    message names the file as `at`."""
     try:
         text = text if isinstance(text, str) else text.decode("utf-8")
     except UnicodeDecodeError as why:
@@ -165,7 +169,8 @@ def _valid(path: Path, raw: Raw) -> Raw:
 
 
 def _chosen(path: Path, raw: Raw) -> str | None:
-    """Returns the recipe, out of two, that belongs to the current model."""
+    """Returns the JSON of the recipe, out of two, that belongs to the current model; None for no
+    recipe."""
     try:
         digest = hashlib.sha256(bytes_of(path.with_name(MODEL), LARGEST)).hexdigest()
     except FileNotFoundError:

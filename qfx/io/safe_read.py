@@ -43,14 +43,14 @@ def _check_regular(mode: int, path: str | Path) -> None:
 
 
 def first_bytes(file: BinaryIO, count: int) -> bytes:
-    """Reads the first bytes of an open file; none if its size is 0, because reading such files of
-    the system may wait."""
+    """Reads the first bytes of an open file. Reads none if its size is 0, because reading files of
+    the system, such as those in /proc, may wait."""
     return file.read(min(count, os.fstat(file.fileno()).st_size))
 
 
 class FileSnapshot(NamedTuple):
-    """The content of a file, with values that distinguish it from a later file of the same name and
-    content."""
+    """The content of a file, with values that distinguish the file from a later one of the same
+    name and content."""
 
     data: bytes
     inode: int
@@ -58,13 +58,13 @@ class FileSnapshot(NamedTuple):
 
 
 def bytes_of(path: str | Path, most: int) -> bytes:
-    """Returns the content of a regular file of at most `most` bytes. Raises as `opened` does, and
-    UserError for a larger file."""
+    """Returns the content of a regular file of at most `most` bytes. Raises the errors of `opened`,
+    and UserError for a larger file."""
     return snapshot_of(path, most).data
 
 
 def snapshot_of(path: str | Path, most: int) -> FileSnapshot:
-    """Reads a file like `bytes_of`; also returns which file it was."""
+    """Reads a file like `bytes_of`; also returns values that identify the file."""
     with opened(path) as file:
         about = os.fstat(file.fileno())
         if about.st_size > most:
@@ -85,8 +85,9 @@ def missing_as_os_error(path: Path) -> Iterator[None]:
 
 
 def inside(folder: Path, name: str) -> Path:
-    """Returns the path of a file that a description in `folder` names. Raises UserError for a name
-    that leads out of the folder: an absolute path, one with `..`, or a link."""
+    """Returns the path of a file whose `name` is given in a description in `folder`. Raises
+    UserError for a name that leads out of the folder: an absolute path, one with `..`, or a
+    link."""
     path = folder / relative(name, printable(str(folder)))
     real = Path(os.path.realpath(path))
     if Path(os.path.realpath(folder)) not in real.parents:
@@ -97,8 +98,8 @@ def inside(folder: Path, name: str) -> Path:
 
 
 def relative(name: str, at: str) -> Path:
-    """Returns the path that a file names relative to its own folder. Raises UserError for a name
-    that leads elsewhere; `at` is the name of the file in its message."""
+    """Returns the relative path `name`, which a description of a model contains. Raises UserError
+    for a path that leads out of the folder; `at` is the name of the description in its message."""
     path = Path(name)
     if not name or "\0" in name or path.is_absolute() or ".." in path.parts:
         raise UserError(

@@ -1,4 +1,4 @@
-"""Matches of scaled_dot_product_attention: two products of activations with a softmax between them.
+"""Matches of scaled_dot_product_attention: two matmuls of activations with a softmax between them.
 
 attention: out = softmax(q [*B, M, D] @ k [*B, N, D].T * scale + mask) @ v [*B, N, E]
 """
@@ -84,7 +84,8 @@ def attention(node: fx.Node, arguments: dict[str, Any]) -> Attention | str:
 
 
 def _of_sources(attention: Attention) -> Attention:
-    """Returns the attention on the original keys and values if the graph repeats their heads."""
+    """Returns the attention with the keys and values from before the graph repeats their heads, if
+    it does; otherwise `attention` itself."""
     (key, groups), (val, same) = repeated(attention.key), repeated(attention.val)
     if attention.gqa or groups == 1 or groups != same or _written(attention, key, val):
         return attention
@@ -101,7 +102,8 @@ def _of_cache(node: fx.Node, targets: tuple[Any, ...]) -> tuple[Any, ...] | None
 
 
 def _written(attention: Attention, *sources: fx.Node) -> bool:
-    """Whether something may be written between the sources and the attention."""
+    """Whether the graph may write to a tensor between one of the nodes `sources` and the
+    attention."""
     node = attention.node.prev
     waiting = set(sources)
     while waiting:

@@ -1,8 +1,8 @@
-"""Match: the base class of matmul-like nodes and their properties, common to all kinds.
+"""Match: the base class for a node of a graph that contains a matmul.
 
-`Site` has a constant operand, `Product` has two activations, and `Attention` two products with a
-softmax between them. `OwnCall` is an operator of qfx that the model calls itself, and `Unmatched` a
-node that qfx leaves alone, with the reason.
+`Site` is a matmul with a constant operand, `Product` a matmul of two activations, and `Attention`
+two matmuls of activations with a softmax between them. `OwnCall` is an operator of qfx that the
+model calls itself, and `Unmatched` a node that qfx leaves alone, with the reason.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ FLOAT = "float"  # the token of matmuls that run in float
 
 @dataclass(frozen=True, kw_only=True)
 class Match:
-    """One matmul-like node. Sizes are None if the graph does not determine them, and `batch` also
-    for a linear. `token`: the scheme that the node has regardless of decisions, or `float`. `gemm`:
-    whether that scheme makes it one product of int8 matrices, whose kernel depends on M."""
+    """A node of a graph that contains a matmul. The sizes M, K and N are None if the graph does not
+    determine them. `batch`: the number of matmuls; None for a linear. `token`: the scheme that the
+    node has whatever is decided, or `float`. `gemm`: whether `token` makes it one matmul of int8
+    matrices, whose kernel is chosen by M."""
 
     node: fx.Node  # the matmul
     path: str  # of the calling module
@@ -43,23 +44,23 @@ class Match:
 
     @property
     def out(self) -> fx.Node:
-        """The last node that belongs to the match."""
+        """The last node that belongs to the match, for example an activation function."""
         return self.node
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names that patterns are matched against."""
+        """The names of the matmul with which the patterns `skip` and `only` are compared."""
         return (self.path,) if self.path else ()
 
     @property
     def left(self) -> tuple[fx.Node, View] | None:
-        """The activation that is multiplied, and its view as a matrix; None if the operand is
-        codes."""
+        """The node of the left operand, and the view that makes it a matrix [..., K]; None if the
+        left operand is int8 codes."""
         return None
 
     @property
     def weights(self) -> tuple[fx.Node, ...]:
-        """The constants that are multiplied; empty for a product of two activations."""
+        """The constants that are multiplied; empty for a matmul of two activations."""
         return ()
 
     @property

@@ -1,6 +1,7 @@
 """Other forms of matmuls: einsum, convolutions without overlap, a weight as the left operand.
 
-Each becomes y = y_view(x_view(x) @ w_view(weight).T + bias), or a reason why it does not.
+Each is parsed as y = y_view(x_view(x) @ w_view(weight).T + bias), or gives a reason why it cannot
+be.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from qfx.match.products import Product, einsum_product
 
 @dataclass(frozen=True)
 class Operands:
-    """The operands of y_view(x_view(x) @ w_view(right).T + bias); `right` is a constant for a
-    site."""
+    """The operands of y_view(x_view(x) @ w_view(right).T + bias). `right` is a constant if the
+    matmul has a weight."""
 
     x: fx.Node
     right: fx.Node
@@ -40,14 +41,15 @@ _SWAP: Step = ("transpose", (-1, -2))
 
 
 def left(node: fx.Node, weight: fx.Node, x: fx.Node) -> Operands | str:
-    """Parses a weight as the left operand: W @ x = (x.T @ W.T).T"""
+    """Parses a matmul with a weight as the left operand: W @ x = (x.T @ W.T).T"""
     if getattr(value(x), "ndim", 0) < 2:
         return "a weight times a vector"
     return Operands(x, weight, (), None, (_SWAP,), _as_recorded(node, _SWAP))
 
 
 def _as_recorded(node: fx.Node, *steps: Step) -> View:
-    """Returns the steps, and a copy if the graph expects a contiguous result."""
+    """Returns the steps as a view of the result, and a copy after them if the result of `node` was
+    contiguous when the graph was captured."""
     recorded = value(node)
     strided = recorded is not None and not recorded.is_contiguous()
     return steps if strided else (*steps, ("contiguous", ()))

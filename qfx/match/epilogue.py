@@ -1,5 +1,5 @@
-"""Epilogue: a bias and an activation that are the only user of a matmul's result become part of the
-match."""
+"""Epilogue: a bias and an activation function after a matmul become part of its match, if nothing
+else reads the result of the matmul."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _ADDS = (operator.add, torch.add, ".add", torch.ops.aten.add.Tensor)
 
 
 def with_epilogue(site: Site, written: set[fx.Node]) -> Site:
-    """Returns the site including the bias and the activation that follow it and read only its
-    result."""
+    """Returns the match with the bias and the activation function that follow the matmul included,
+    if only they read its result; otherwise `site` itself."""
     grown = _grow_bias(site)
     site = site if grown.bias in written else replace(grown, trains=trains(grown.out))
     if site.trains:  # the gradient of an activation needs its input
@@ -34,8 +34,8 @@ def with_epilogue(site: Site, written: set[fx.Node]) -> Site:
 
 
 def _one_call(v: fx.Node, end: fx.Node) -> str | None:
-    """Returns the name of the activation of `v` that the node `end` computes, if no other node
-    reads `v`."""
+    """Returns the name of the activation function of `v` that the node `end` computes, if no other
+    node reads `v`; otherwise None."""
     if len(v.users) != 1 or end.args[:1] != (v,):
         return None
     fits = (
@@ -46,8 +46,8 @@ def _one_call(v: fx.Node, end: fx.Node) -> str | None:
 
 
 def _several_calls(v: fx.Node, end: fx.Node) -> str | None:
-    """Returns the name of the activation of `v` that ends in the call `end`, if only its calls read
-    `v`."""
+    """Returns the name of the activation function of `v` that several calls compute, the last of
+    them `end`, if only these calls read `v`; otherwise None."""
     fits = (
         name for name, row in ACTIVATIONS.items() for pattern in row.composed
         if pattern.starts_at(end) and pattern.match(end) == {"v": v} and _alone(v, end)
@@ -75,14 +75,16 @@ def _says(node: fx.Node, settings: Mapping[str, Any]) -> bool:
 
 
 def trains(node: fx.Node) -> bool:
-    """Whether gradients are recorded at the node, or around the body that contains it."""
+    """Whether gradients are recorded at the node, or at the higher-order operator whose subgraph
+    contains the node."""
     owner = node.graph.owning_module
     inside = owner is not None and owner.meta.get(RECORDS, False)
     return inside or bool(getattr(value(node), "requires_grad", False))
 
 
 def _grow_bias(site: Site) -> Site:
-    """Extends x @ w to x @ w + b if b is one constant per output feature: b becomes the bias."""
+    """Extends the match of x @ w to x @ w + b if the only reader of x @ w adds b, a constant with
+    one element per output feature: b becomes the bias. Otherwise returns `site` itself."""
     add = _only_user(site.out)
     if site.bias is not None or site.y_view or add is None or not calls(add, *_ADDS) or add.kwargs:
         return site

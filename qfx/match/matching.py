@@ -1,5 +1,5 @@
-"""Matching: finds the sites of a graph that may become int8, and a reason for every other
-matmul-like node.
+"""Matching: finds the matmuls of a graph that may become int8, and a reason for every other node
+that contains a matmul.
 
 site: out = activation(x_mk @ w_nk.T + bias_n)
 """
@@ -40,8 +40,8 @@ _TRANSFORMED = "inside a torch.func transform, for which the operators have no r
 
 
 def match(gm: fx.GraphModule, prefixes: Mapping[str, str] | None = None) -> tuple[Match, ...]:
-    """Returns every matmul-like node of `gm` and of the bodies of its higher-order operators, in
-    order.
+    """Returns a match for every node that contains a matmul, in `gm` and in the subgraphs of its
+    higher-order operators, in order.
 
     `prefixes`: completes names, as in `qfx.graph.capture.module_path`.
     """
@@ -129,8 +129,8 @@ def _matmul(
 
 
 def _linear(node: fx.Node, parsed: Operands, prefixes: Mapping[str, str]) -> Match | str:
-    """Returns the site if the right operand is a constant, else the product, or the reason why it
-    is neither."""
+    """Returns a `Site` if the right operand is a constant, otherwise a `Product`, or the reason why
+    the node is neither."""
     found = constant_behind(parsed.right)
     if isinstance(found, str):
         plain = parsed.w_view == (T,)

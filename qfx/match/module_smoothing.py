@@ -1,6 +1,8 @@
-"""Smoothing factors for the sites of a captured graph, as determined for the modules it belongs to.
+"""Smoothing factors for the matmuls of a captured graph, as they are computed for the module to
+which the graph belongs.
 
-Factors are looked up by weight, so what `note_factors` stores with a graph keeps no tensor alive.
+Factors are looked up by weight, so the note that `note_factors` stores with a graph keeps no tensor
+alive.
 """
 
 from __future__ import annotations
@@ -32,8 +34,9 @@ _NOTE = "qfx_factors"
 
 @dataclass(frozen=True)
 class GraphFactors:
-    """The factors for a graph of `module`. `storages`: the storages of the graph's inputs, by name.
-    `own`: the graph is the module itself, and its only input is token ids."""
+    """The smoothing factors for the matmuls of a graph that belongs to `module`. `storages`: the
+    storages of the graph's inputs, by name. `own`: the graph is the module itself, and its only
+    input is token ids."""
 
     module: Callable[[], nn.Module | None]
     storages: Mapping[str, int | None]
@@ -41,7 +44,8 @@ class GraphFactors:
 
     def of(self, site: Site, parts: Iterable[TokenModule], why_not: WhyNot) -> Factor | str | None:
         """Returns the factors [K] by which x is multiplied and w divided, or the reason why they
-        are not used, or None if nothing is known about the weight."""
+        are not used, or None if nothing is known about the weight. `why_not`: returns why the input
+        of a matmul is not computed from the ids of a table, '' if it is."""
         weights = site.weights
         if len(weights) != 1:
             return None
@@ -60,9 +64,9 @@ class GraphFactors:
 
 
 def note_factors(gm: fx.GraphModule, examples: Sequence[Any], here: Surroundings) -> bool:
-    """Stores at the graph which factors its sites may have, and returns whether there are any. It
-    stores none for one of several modules of a class, because Dynamo runs its graph for all of
-    them."""
+    """Stores with the graph the module that has the smoothing factors for its matmuls; returns
+    whether there is such a module. There is none if the model has several modules of the class to
+    which the graph belongs, because Dynamo runs one graph for all of them."""
     module = _taking_ids(here)
     if module is None:
         return False
@@ -74,8 +78,8 @@ def note_factors(gm: fx.GraphModule, examples: Sequence[Any], here: Surroundings
 
 
 def note_own_factors(gm: fx.GraphModule) -> None:
-    """Stores the factors at a graph that holds its own weights, such as the argument of
-    `qfx.rewrite`."""
+    """Stores with a graph that holds its own weights, such as the argument of `qfx.rewrite`, that
+    the graph itself is the module that has the smoothing factors."""
     if token_ids_of(gm) is not None:
         gm.meta[_NOTE] = GraphFactors(weakref.ref(gm), {}, own=True)
 
@@ -83,8 +87,8 @@ def note_own_factors(gm: fx.GraphModule) -> None:
 def factors_noted(
     gm: fx.GraphModule, matches: Sequence[Match]
 ) -> Callable[[Site], Factor | str | None]:
-    """Returns the function from which `decide` gets the factors of a site. The first call runs the
-    model, or compares it with its last run."""
+    """Returns the function from which `decide` gets the smoothing factors of a matmul. The first
+    call runs the model, unless nothing has changed since its last run."""
     noted = gm.meta.get(_NOTE)
     if not isinstance(noted, GraphFactors):
         return lambda site: None
@@ -94,8 +98,8 @@ def factors_noted(
 
 
 def tie_to_modules(here: Surroundings) -> None:
-    """Ties the graph being compiled to the modules of its frame: other modules have other
-    factors."""
+    """Makes Dynamo use the graph being compiled only for the present modules of its frame, the
+    function that Dynamo compiles (by guards): other modules have other smoothing factors."""
     tie_to_objects([local_source(name) for name in here.locals])
 
 

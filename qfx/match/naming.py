@@ -1,4 +1,5 @@
-"""Naming: finds the names in the model of the constants and calling modules of a captured graph."""
+"""Naming: finds the names that the constants and the calling modules of a captured graph have in
+the model."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ from qfx.values.select import names_in
 def name_nodes(
     gm: fx.GraphModule, examples: Sequence[Any], here: Surroundings, wanted: Collection[str] = ()
 ) -> None:
-    """Stores the name of each input of a captured graph, and the calling module of each call.
+    """Stores, in the metadata of nodes, the name of each input of a captured graph and the calling
+    module of each call.
 
     `wanted`: names that the model must have, because it may run inside another. Objects are
     identified by identity, not by the expression in the code that reaches them; if an object has
@@ -56,8 +58,8 @@ def _registered(here: Surroundings, wanted: Collection[str]) -> dict[int | None,
 
 
 def _schemes(modules: Iterable[nn.Module]) -> dict[int | None, dict[str, Scheme]]:
-    """Returns, for the id of each module of `qfx.nn` that has a scheme, the metadata of its
-    calls."""
+    """Returns, for the id of each module of `qfx.nn` that has a scheme, the metadata that is added
+    to the nodes of its calls, so that plans and reports show the scheme."""
     parts = (part for module in modules for part in module.modules())
     having = ((id(part), getattr(part, "scheme", None)) for part in parts)
     return {key: {SCHEME: scheme} for key, scheme in having if isinstance(scheme, Scheme)}

@@ -1,5 +1,5 @@
 """Calls of qfx's own matmul operators by the model itself, through the modules and functions of
-`qfx.nn` or directly. What they compute is fixed; plans and reports list them."""
+`qfx.nn` or directly. There is nothing to decide about them; plans and reports list them."""
 
 from __future__ import annotations
 
@@ -28,8 +28,9 @@ _KINDS = {FLOAT: "a float", BINARY: "a 1-bit"}
 
 @dataclass(frozen=True, kw_only=True)
 class OwnCall(Match):
-    """One call. `token`: the scheme as far as the call determines it, or `binary`, or `float`. The
-    bits of codes that are computed elsewhere are unknown and count as 8."""
+    """A call of one of qfx's matmul operators by the model itself. `token`: the scheme as far as
+    the call determines it, or `binary`, or `float`. The bits of codes that are computed elsewhere
+    are unknown and count as 8."""
 
     operand: fx.Node | None  # the left operand, unless it is codes
     stored: int | None = None  # bytes of the packed weight
@@ -66,8 +67,9 @@ def own_call(node: fx.Node, path: str) -> OwnCall | None:
 
 
 class _Says(NamedTuple):
-    """The meaning of the calls of one operator: the left operand, the sizes, the scheme, and
-    whether they are products of int8 matrices (provided that weights have one scale per row)."""
+    """The meaning of the calls of one operator. `left`, `sizes` and `token` return the left
+    operand, the sizes and the scheme of a call. `gemm`: whether a call is a matmul of int8
+    matrices, provided that the weight has one scale per row."""
 
     left: Callable[[Arguments], Any]
     sizes: Callable[[Tensor | None, Tensor | None, Arguments], Sizes]
@@ -76,7 +78,8 @@ class _Says(NamedTuple):
 
 
 def _by_target(**rows: Any) -> dict[Any, Any]:
-    """Returns the rows by operator, in both forms in which graphs hold an operator."""
+    """Returns `rows`, which are given by the name of an operator, by the operator itself: as an
+    OpOverloadPacket and as an OpOverload, since graphs contain both."""
     packets = {name: getattr(torch.ops.qfx, name) for name in rows}
     return {t: rows[name] for name, packet in packets.items() for t in (packet, packet.default)}
 
@@ -107,7 +110,7 @@ def _linear(x: Tensor | None, y: Tensor | None, a: Arguments) -> Sizes:
 
 
 def _several(x: Tensor | None, y: Tensor | None, a: Arguments) -> Sizes:
-    """Returns the sizes of one product with the rows of all weights."""
+    """Returns the sizes of `linears` as those of one matmul with the rows of all weights."""
     rows = [layout.n for layout in _layouts(a)]
     if x is None or not all(isinstance(n, int) for n in rows):
         return _UNKNOWN
@@ -188,7 +191,8 @@ def _codes(a: Arguments) -> Any:
 
 
 def _of_codes(a: Arguments, w: QSpec | str | None = None) -> str:
-    """Returns the scheme, taking the spec of x from the operator that computed the codes."""
+    """Returns the scheme of a call whose left operand is int8 codes. The spec of x is that of the
+    operator that computed the codes; `?` if it is unknown."""
     operand, w = _codes(a), w or QSpec()
     made: Any = operand.args[0] if operand.target is getitem else operand
     if made.target not in _QUANTIZE:

@@ -1,6 +1,6 @@
 """Compilation per layer. With a graph break in each layer, Dynamo compiles one layer and runs the
-result for all similar layers. If the configuration treats the layers differently, each is compiled
-by itself."""
+result for all similar layers. If the configuration treats the layers differently, this module makes
+Dynamo compile each of them."""
 
 from __future__ import annotations
 
@@ -20,21 +20,24 @@ from qfx.values.config import Config
 
 
 def compile_per_layer(matches: Sequence[Match], config: Config, here: Surroundings) -> None:
-    """Ties the captured graph to the modules and weights on which its decisions depend."""
+    """Makes Dynamo use the captured graph only for the modules and weights on which the decisions
+    of `config` depend (by guards)."""
     if config.skip or config.only or config.by_name:
         tie_to_objects((*_modules(matches, config, here), *_weights(matches, config, here)))
 
 
 def capture_per_layer(gm: fx.GraphModule) -> None:
-    """Ties the captured graph to the inputs whose names are not relative to a module of the frame:
-    the layer they belong to could not be identified when the graph runs."""
+    """Makes Dynamo use the captured graph only for the present tensors (by guards), for inputs
+    whose names are not relative to a module of the frame: when the graph runs, one could not say to
+    which layer such an input belongs."""
     inputs = gm.graph.find_nodes(op="placeholder")
     tie_to_objects([source(n) for n in inputs if NAMED in n.meta and not n.meta[NAMED].root])
 
 
 def _modules(matches: Sequence[Match], config: Config, here: Surroundings) -> Iterator[Any]:
-    """Yields Dynamo's sources of the frame's modules. With this guard, Dynamo's limit on
-    recompilations applies to each module separately."""
+    """Yields Dynamo's sources of those modules of the frame on which the decisions of `config`
+    depend. If these are guarded, Dynamo's limit on recompilations applies to each module
+    separately."""
     around = here.roots(config.recipe_names)
     for name, module in here.locals.items():
         root, path = place(module, around)
@@ -44,7 +47,8 @@ def _modules(matches: Sequence[Match], config: Config, here: Surroundings) -> It
 
 
 def _weights(matches: Sequence[Match], config: Config, here: Surroundings) -> Iterator[Any]:
-    """Yields Dynamo's sources of the weights that the frame does not reach through its modules."""
+    """Yields Dynamo's sources of those weights on which the decisions of `config` depend and that
+    the frame does not reach through its modules."""
     around = here.roots(config.recipe_names)[:1]
     known = [item for module in around for item in module.named_parameters()]
     for site, weight in ((s, w) for s in of_kind(matches, Site) for w in s.weights):

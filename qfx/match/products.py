@@ -1,4 +1,4 @@
-"""Products of two activations, for example attention scores and values.
+"""Matmuls of two activations, for example of queries and keys in attention.
 
 product: out = y_view(a_view(a) [*B, M, K] @ b_view(b) [*B, N, K].T)
 """
@@ -56,8 +56,8 @@ def product(
     views: tuple[View, View, View] = ((), (_SWAP,), ()),
     added: fx.Node | None = None,
 ) -> Product | str:
-    """Returns a @ b (+ added) for the arguments of matmul, or the reason why int8 does not support
-    it."""
+    """Returns the match of a @ b (+ added), or the reason why int8 does not support it. `views`:
+    the views of a [*B, M, K], of b [*B, N, K] and of the result."""
     values: list[Any] = [value(n) if isinstance(n, fx.Node) else None for n in (a, b, node)]
     x, w, y = values
     what = "a matmul of two activations"

@@ -13,8 +13,8 @@ from qfx.values.limits import short, unserved_type
 
 
 def of_operands(operands: Mapping[str, Any]) -> str | None:
-    """Returns the first fault of the operands, given by name (None if unknown to the graph), or
-    None."""
+    """Returns why int8 does not support one of the operands, or None if it supports all of them.
+    `operands`: the tensors by name; None for a tensor that the graph does not determine."""
     for what, tensor in operands.items():
         if tensor is not None and (why := _fault(tensor)):
             return f"the {what} is {why}"
@@ -32,8 +32,8 @@ def _fault(tensor: Any) -> str | None:
 
 
 def of_activations(what: str, operands: Mapping[str, Any], result: Any) -> str | None:
-    """Returns the reason why a match without a constant operand, called `what`, stays float, or
-    None."""
+    """Returns why a matmul or an attention of activations stays float, or None if int8 supports it.
+    `what`: its name in the reason."""
     tensors = (*operands.values(), result)
     if not all(isinstance(t, Tensor) for t in tensors):
         return f"{what} whose shapes are not known"

@@ -1,4 +1,5 @@
-"""Selection: which matmuls of a graph a `Config` refers to, their recipes and their keys."""
+"""Selection: which matmuls of a graph a `Config` refers to, and which entries of its recipe belong
+to them."""
 
 from __future__ import annotations
 
@@ -35,7 +36,7 @@ def decides_on_module(
 
 
 def decides_on_weight(config: Config, site: Site, others: Iterable[str]) -> bool:
-    """Whether the configuration would decide differently on a site if its weight had one of the
+    """Whether the configuration would decide differently on a matmul if its weight had one of the
     names `others`."""
     here = left_out(config, site.names)
     called = ((other, other.rpartition(".")[0]) if site.path else (other,) for other in others)
@@ -43,8 +44,9 @@ def decides_on_weight(config: Config, site: Site, others: Iterable[str]) -> bool
 
 
 def why_apart(config: Config, site: Site) -> str | None:
-    """Returns why one body cannot serve all layers that call it: the configuration decides
-    differently on their weights. Returns None if it can."""
+    """Returns why a matmul stays float that several layers share, because they call the same
+    subgraph with different weights: the configuration decides differently on these weights. Returns
+    None if it decides alike."""
     numbers = {s.name: _numbers(s) for s in config.recipe.sites} if config.recipe else {}
     left = left_out(config, site.names)
     by_pattern = (o for o in site.others if left_out(config, (o, o.rpartition(".")[0])) != left)
@@ -56,7 +58,8 @@ def why_apart(config: Config, site: Site) -> str | None:
 
 
 def _numbers(recipe: SiteRecipe) -> SiteRecipe:
-    """Returns the recipe without its place in the model and its measured quality."""
+    """Returns the entry of a recipe without its place in the model and its measured quality, so
+    that two entries can be compared."""
     return replace(recipe, name="", call=0, sqnr_db=None, reason="", divergence=None)
 
 
@@ -67,9 +70,10 @@ def _moved(candidates: Sequence[str], path: str, other: str) -> list[str]:
 
 
 def recipes(recipe: Recipe | None, matches: Sequence[Match]) -> dict[fx.Node, SiteRecipe]:
-    """Returns the recipe of each site that `recipe` names, by the site's matmul.
+    """Returns the entry of `recipe` for each matmul of the graph that it names, by the node of the
+    matmul.
 
-    Raises ValueError for a site that has another N or K in the model.
+    Raises ValueError for a matmul that has another N or K in the model.
     """
     by_key = {(s.name, s.call): s for s in recipe.sites} if recipe else {}
     calls = Counter[str]()
@@ -92,8 +96,8 @@ _OF_ACTIVATIONS = (Product, Attention)
 
 
 def keyed_products(matches: Iterable[Match]) -> Iterator[tuple[tuple[str, int], Match]]:
-    """Yields products and attentions with their keys: a name, and the index among those of that
-    name."""
+    """Yields the matmuls of two activations and the attentions, each with the key by which a recipe
+    refers to it: its name, and the index among those of the same name."""
     calls = Counter[str]()
     for m in matches:
         if isinstance(m, _OF_ACTIVATIONS):
@@ -102,7 +106,7 @@ def keyed_products(matches: Iterable[Match]) -> Iterator[tuple[tuple[str, int], 
 
 
 def pinned(recipe: Recipe | None, matches: Sequence[Match]) -> dict[fx.Node, PinnedProduct]:
-    """Returns the pinned decisions on the products and attentions that `recipe` names, by their
-    node."""
+    """Returns the entry of `recipe` for each matmul of two activations and each attention that it
+    names, by node."""
     by_key = {(p.name, p.call): p for p in (recipe and recipe.pinned) or ()}
     return {m.node: by_key[key] for key, m in keyed_products(matches) if key in by_key}

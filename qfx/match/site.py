@@ -44,8 +44,8 @@ class Site(Match):
 
     @property
     def alike(self) -> tuple[str, ...]:
-        """The site's names in the other calls of its body, if the calling module is the one that
-        holds the weight."""
+        """The names of this matmul in the other calls of the subgraph that contains it; empty
+        unless the calling module is the one that holds the weight."""
         owners = [p.rpartition(".")[0] for p in (self.parameter, *self.others)]
         return tuple(owners[1:]) if owners[0] == self.path else ()
 

@@ -1,7 +1,7 @@
 """The ways in which a graph can express a matmul, each normalized to one form.
 
-A row says that calls of these targets, with these argument names, are `act(x @ W + bias)` with
-these operands, or gives a reason why qfx leaves the node alone. Nothing here edits a graph.
+A row of the table says that calls of its targets, with its argument names, are `act(x @ W + bias)`
+with these operands, or gives a reason why qfx leaves the node alone. Nothing here edits a graph.
 """
 
 from __future__ import annotations
@@ -42,8 +42,9 @@ Parse = Callable[[fx.Node, Arguments], Operands | Match | str]
 
 @dataclass(frozen=True)
 class Spelling:
-    """One row: call targets (functions, or `.name` for a tensor method) and their argument
-    names."""
+    """One way to write a matmul, a row of ROWS: call targets (functions, or `.name` for a tensor
+    method) and their argument names. `parse` returns the operands of a call, or the reason why qfx
+    leaves it alone."""
 
     targets: tuple[Any, ...]
     names: tuple[str, ...]
@@ -194,14 +195,15 @@ def register_matmul(
 
 
 def spelling(node: fx.Node) -> Spelling | None:
-    """Returns the row that describes the node, or None if it is no matmul."""
+    """Returns the row of the table that describes the node, or None if the node is no matmul."""
     if node.op == "call_method":
         return TABLE.get(f".{node.target}")
     return TABLE.get(node.target) if node.op == "call_function" else None
 
 
 def operands(node: fx.Node, row: Spelling) -> Operands | Match | str:
-    """Returns the operands of a matmul-like node, or the reason why it stays as it is."""
+    """Returns the operands of a node that contains a matmul, or the reason why the node stays as it
+    is."""
     synonyms = _ADDMM_SYNONYMS if row.names is _ADDMM else _SYNONYMS
     arguments = dict(zip(row.names, node.args, strict=False))
     for name, argument in node.kwargs.items():

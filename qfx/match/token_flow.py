@@ -46,8 +46,8 @@ _NOTHING = Origin()
 def why_not_from_ids(
     gm: fx.GraphModule, matches: Sequence[Match], storages: Mapping[str, int | None]
 ) -> Callable[[Site, int | None], str]:
-    """Returns a function (site, storage of an embedding) -> the reason why the site's activation is
-    not computed from ids looked up in this embedding alone, or ''.
+    """Returns a function of a matmul and the storage of an embedding, which returns why the input
+    of the matmul is not computed only from ids that are looked up in this embedding; '' if it is.
 
     `storages`: the storages of the graph's inputs, by name.
     """
@@ -65,8 +65,9 @@ def why_not_from_ids(
 
 
 class _Flow:
-    """The origins of all nodes of a graph and of its bodies. They are found by repeated sweeps: a
-    node that is written in place, and a body that is called twice, have several origins."""
+    """The origins of all nodes of a graph and of the subgraphs of its higher-order operators. They
+    are found by repeated sweeps: a node that is written in place, and a subgraph that is called
+    twice, have several origins."""
 
     def __init__(
         self, matches: Mapping[fx.Node, Match], storages: Mapping[str, int | None]

@@ -1,5 +1,5 @@
-"""A warning for optimizers that train the biases of int8 linears, although their weights do not
-train."""
+"""Warns if an optimizer trains the biases of int8 linears but no weights or adapters: int8 weights
+do not train."""
 
 from __future__ import annotations
 

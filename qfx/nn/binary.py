@@ -45,7 +45,8 @@ def binary_linear(
 
 
 def binary_packed(weight: Tensor, axes: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    """Returns the signs of weight [N, K] as the kernels read them, and mean|weight| float32 [N]."""
+    """Returns (signs, mean|weight|) of a weight [N, K]: the signs with one bit for each element, in
+    the layout of the kernels, and the mean over `axes` as float32 [N]."""
     size = weight.detach().float().abs()
     mean = size.mean(1) if axes == PER_ROW else size.mean().expand(weight.shape[0])
     return ops.binary_pack(weight.detach()), mean.contiguous()
@@ -81,7 +82,8 @@ class _Binary(torch.autograd.Function):
 
 
 def _sign(v: Tensor, dtype: torch.dtype) -> Tensor:
-    """Returns +1 or -1, the signs of the forward pass: both zeros give +1. (H1)"""
+    """Returns +1 or -1 for each element, as in the forward pass: both zeros give +1. Equation
+    (H1)."""
     return 2 * (v >= 0).to(dtype) - 1
 
 
@@ -147,12 +149,12 @@ class BinaryLinear(TrainedState):
         self._memo = Memo()
 
     def trained_under(self) -> Tensor:
-        """Returns the tensor that is saved as `scheme`."""
+        """Returns the scheme as the int32 tensor that the state dict contains under `scheme`."""
         return written(self.kind, {"w.bits": 1, "w.axes": self.axes})
 
     @property
     def learns_activations(self) -> bool:
-        """True: the scale of activations always exists and is fitted by `observe`."""
+        """Always True: the scale of activations is a parameter, which `observe` fits to data."""
         return True
 
     @torch.no_grad()

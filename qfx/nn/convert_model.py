@@ -130,7 +130,8 @@ def _of_binary(module: BinaryLinear) -> SignLinear:
 
 
 def _step(log_step: Tensor) -> Tensor:
-    """Returns the static step as `quantize` uses it. (Q6)"""
+    """Returns the static step whose logarithm is `log_step`, at least 2^-126 as in `quantize`.
+    Equation (Q6)."""
     return log_step.float().exp().clamp_min(SMALLEST_SCALE)
 
 
@@ -139,8 +140,8 @@ def _shift(module: LSQLinear | BinaryLinear) -> dict[str, Tensor]:
 
 
 class _Deployed(NamedTuple):
-    """The functions for a kind of trained module: one converts it, one makes the result from a
-    float linear."""
+    """Two functions for one class of trained modules: `made` converts such a module, `blank`
+    creates a module of the resulting class from a float linear."""
 
     made: Callable[[Any], nn.Module]
     blank: Callable[[nn.Linear], nn.Module]

@@ -25,7 +25,8 @@ _CODES = "row_codes"
 
 
 class EmbeddingState(NamedTuple):
-    """The checked tensors of an Embedding, without the scheme, and the dtype of its rows."""
+    """The tensors of an Embedding that a state dict contains, checked, without the scheme; and the
+    dtype of the rows that the module returns."""
 
     tensors: Mapping[str, Tensor]
     dtype: torch.dtype
@@ -43,8 +44,8 @@ class Embedding(StoredModule, nn.Embedding):
 
         embedding = qfx.nn.Embedding.from_float(torch.nn.Embedding(1000, 64))
 
-    `embed_scale` multiplies the rows, if it exists, as in the scaled embeddings of transformers. As
-    there, it is not part of the state_dict.
+    `embed_scale` multiplies the rows, if it exists, as in the scaled embeddings of transformers. It
+    is not part of the state_dict, as there.
     """
 
     PARTS = (KEY, _CODES, "scale")
@@ -70,7 +71,7 @@ class Embedding(StoredModule, nn.Embedding):
         dtype: torch.dtype | None = None,
     ) -> None:
         """Initialises the table like nn.Embedding; mostly used before a state_dict is loaded.
-        `dtype`: that of the rows, float32 by default."""
+        `dtype`: the dtype of the rows, float32 by default."""
         nn.Module.__init__(self)
         shape = (num_embeddings, embedding_dim)
         drawn = nn.Embedding(*shape, padding_idx, dtype=torch.float32, device=device)
@@ -88,7 +89,7 @@ class Embedding(StoredModule, nn.Embedding):
 
     @classmethod
     def from_state(cls, linear: nn.Module, found: EmbeddingState) -> Embedding:
-        """See `StoredModule`; `linear` is an embedding."""
+        """Implements `StoredModule.from_state`; `linear` is an embedding."""
         module = cls.__new__(cls)
         nn.Module.__init__(module)
         codes, scale = (found.tensors[name].detach() for name in cls.PARTS[1:])
@@ -114,7 +115,7 @@ class Embedding(StoredModule, nn.Embedding):
 
     @property
     def in_features(self) -> int:  # type: ignore[override]
-        """D, for code that counts the elements of weights."""
+        """D, the number of elements of a row."""
         return self.embedding_dim
 
     @property
@@ -124,7 +125,7 @@ class Embedding(StoredModule, nn.Embedding):
 
     @property
     def scheme(self) -> Scheme:
-        """The scheme of the rows."""
+        """The scheme by which each row of the table is quantized."""
         return TABLE
 
     @property
@@ -134,7 +135,7 @@ class Embedding(StoredModule, nn.Embedding):
 
     @property
     def row_codes(self) -> Tensor:
-        """The codes, int8 [V, D]."""
+        """The int8 codes [V, D] of the table."""
         return (self.packed ^ _ZERO).view(torch.int8)
 
     @property
@@ -165,8 +166,9 @@ class Embedding(StoredModule, nn.Embedding):
 
     @torch.no_grad()
     def store(self, value: Tensor) -> None:
-        """Quantizes those rows of the float table `value` [V, D] that differ. (Q1) (Q3) Raises
-        ValueError for another shape."""
+        """Writes the float table `value` [V, D]: quantizes the rows that differ from the present
+        ones, and leaves the codes of the other rows. Equations (Q1) (Q3). Raises ValueError for
+        another shape."""
         if value.shape != self.packed.shape:
             raise ValueError(
                 f"Embedding: a weight {list(value.shape)} is written to int8 codes "
@@ -204,12 +206,12 @@ class Embedding(StoredModule, nn.Embedding):
         destination[prefix + KEY] = self.saved_scheme()
 
     def saved_scheme(self) -> Tensor:
-        """See `StoredModule`."""
+        """Implements `StoredModule.saved_scheme`."""
         return _scheme_tensor(self.like.dtype)
 
     @classmethod
     def taken_from(cls, state: State, prefix: str, n: int, k: int) -> EmbeddingState | None:
-        """See `StoredModule`."""
+        """Implements `StoredModule.taken_from`."""
         parts = {name: state[prefix + name] for name in cls.PARTS if prefix + name in state}
         if not parts:
             return None
@@ -229,7 +231,7 @@ class Embedding(StoredModule, nn.Embedding):
 
     @classmethod
     def kinds(cls, scheme: Tensor, name: str, n: int, k: int) -> dict[str, Kind]:
-        """See `StoredModule`."""
+        """Implements `StoredModule.kinds`."""
         fields = read(scheme, name, "Embedding")
         if fields != read(_scheme_tensor(fields["dtype"]), name, "Embedding"):
             raise ValueError(f"{name} does not say what int8 embeddings say")
@@ -248,18 +250,21 @@ class Embedding(StoredModule, nn.Embedding):
 
 
 def _codes_of(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns codes int8 [V, D] and the scale float32 [V] of each row. (Q1) (Q3)"""
+    """Quantizes a float table: returns its codes int8 [V, D] and the scale of each row, float32
+    [V]. Equations (Q1) (Q3)."""
     codes, scale, _ = ops.quantize(weight.detach(), code_of(TABLE.w))
     return codes, scale[:, 0]
 
 
 def _unsigned(codes: Tensor) -> Tensor:
-    """Returns the codes + 128 as uint8."""
+    """Returns int8 codes + 128 as uint8, the form in which the module stores them."""
     return codes.view(torch.uint8) ^ _ZERO
 
 
 def _floats(unsigned: Tensor, scale: Tensor) -> Tensor:
-    """Returns float32 rows. Integers below 2^24 are exact, so only the product is rounded. (Q5)"""
+    """Returns the float32 values of stored codes `unsigned` [.., D] with the scales [.., 1] of
+    their rows. Integers below 2^24 are exact in float32, so only the product is rounded. Equation
+    (Q5)."""
     return (unsigned.to(torch.float32) - _ZERO) * scale
 
 

@@ -15,18 +15,21 @@ from qfx.nn.weight_view import WeightView
 
 
 class CodesOwner(Protocol):
-    """The module that stores the codes: `qfx.nn.Embedding`."""
+    """The interface of the module that stores the int8 codes of the table; `qfx.nn.Embedding` has
+    it."""
 
     packed: Tensor
 
     def floats(self, dtype: torch.dtype | None = None) -> Tensor:
-        """Returns the rows [V, D], in their dtype or in `dtype`."""
+        """Returns the whole table [V, D] as floats, in `dtype`, or else in the dtype of the
+        rows."""
 
     def looked_up(self, ids: Tensor) -> Tensor:
-        """Returns the rows [.., D] of ids [..], in their dtype."""
+        """Returns the rows [.., D] of the ids [..] as floats, in the dtype of the rows."""
 
     def store(self, value: Tensor) -> None:
-        """Quantizes those rows of `value` [V, D] that differ."""
+        """Writes the float table `value` [V, D]: quantizes the rows that differ from the present
+        ones."""
 
 
 class EmbeddingWeight(FloatProxy):
@@ -50,23 +53,23 @@ class EmbeddingWeight(FloatProxy):
     __init__ = object.__init__  # type: ignore[assignment]
 
     def dequantize(self, dtype: torch.dtype | None = None) -> Tensor:
-        """See `FloatProxy`."""
+        """Implements `FloatProxy.dequantize`."""
         return self.table.floats(dtype or self.dtype)
 
     def write(self, value: Tensor) -> None:
-        """See `FloatProxy`."""
+        """Implements `FloatProxy.write`."""
         self.table.store(value)
 
     def alias(self) -> EmbeddingWeight:
-        """See `FloatProxy`."""
+        """Implements `FloatProxy.alias`."""
         return EmbeddingWeight(self.table, self.shape, self.dtype)
 
     def viewed(self, taken: ViewCall, like: Tensor) -> WeightView:
-        """See `FloatProxy`."""
+        """Implements `FloatProxy.viewed`."""
         return WeightView(self, (taken,), like)
 
     def is_shared(self) -> bool:
-        """Whether processes share the codes."""
+        """Whether the codes are in memory that processes share."""
         return self.table.packed.is_shared()
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
@@ -90,8 +93,8 @@ class EmbeddingWeight(FloatProxy):
 
 
 def _set_data(weight: EmbeddingWeight, value: Any) -> None:
-    """Implements `weight.data = value`. `weight.data += d` also ends here, with an alias as `value`
-    that was written already."""
+    """Implements `weight.data = value`. `weight.data += d` also ends here: `value` is then an alias
+    of the weight, and the sum was already written through the alias."""
     if not (isinstance(value, EmbeddingWeight) and value.table is weight.table):
         weight.write(value)
 

@@ -22,8 +22,8 @@ _TURNS = (aten.t.default, aten.transpose.int, aten.permute.default, aten.numpy_T
 
 
 class ViewCall(NamedTuple):
-    """A call that takes a view of a tensor; `place` is the index of the view if the call returns
-    several."""
+    """An operator call that returns a view of a tensor. If the call returns several views, `place`
+    is the index of the one that is meant."""
 
     func: Any
     args: tuple[Any, ...]
@@ -31,7 +31,7 @@ class ViewCall(NamedTuple):
     place: int | None = None
 
     def of(self, tensor: Tensor) -> Tensor:
-        """Returns the same view of `tensor`."""
+        """Applies the call to `tensor` and returns the view."""
         found = self.func(tensor, *self.args, **self.kwargs)
         return found if self.place is None else found[self.place]
 
@@ -58,7 +58,8 @@ class FloatProxy(Tensor):
         raise NotImplementedError
 
     def viewed(self, taken: ViewCall, like: Tensor) -> Tensor:
-        """Returns the view that `taken` takes, with the shape, strides and dtype of `like`."""
+        """Returns the view of this tensor that the call `taken` takes. `like`: a tensor with the
+        shape, strides and dtype of the view."""
         raise NotImplementedError
 
     @classmethod
@@ -90,9 +91,9 @@ _RULES: dict[Any, list[Rule]] = {}
 
 
 def rule(*operators: Any) -> Callable[[Rule], Rule]:
-    """Registers a function that computes these operators if one of their tensors is a `FloatProxy`.
-    It gets the operator, its arguments and its keywords, and returns NotImplemented if it does not
-    apply."""
+    """Registers a function that computes these operators if one of their arguments is a
+    `FloatProxy`. The function gets the operator, its arguments and its keywords, and returns
+    NotImplemented if it does not apply."""
 
     def register(function: Rule) -> Rule:
         for operator in operators:
@@ -120,7 +121,8 @@ def _viewed(of: FloatProxy, func: Any, args: Sequence[Any], kwargs: Mapping[str,
 
 
 def _geometry(of: Tensor, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Returns tensors without values that have the shapes and strides of the views."""
+    """Returns tensors without values that have the shapes and strides of the views that `func`
+    returns."""
     like = torch.empty_strided(of.shape, of.stride(), dtype=of.dtype, device="meta")
     return func(like, *args, **kwargs)
 
@@ -131,7 +133,8 @@ def _same_geometry(a: Tensor, b: Tensor) -> bool:
 
 
 def _written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Runs the operator on floats and stores the tensors that it wrote."""
+    """Runs an operator that writes to quantized tensors: computes with their floats, and stores the
+    floats that the operator wrote."""
     tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
     found = {id(t): t for t in tensors if isinstance(t, FloatProxy)}
     others = {id(t): t for t in tensors if id(t) not in found and t.dtype in _NARROW}
@@ -154,8 +157,9 @@ def _written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
 
 
 def _of_width(tensor: FloatProxy, wide: bool) -> Tensor:
-    """Returns floats that an operator may write to. Pointwise operators compute in float32, so that
-    a small change of a bfloat16 weight is not rounded twice."""
+    """Returns the floats of `tensor` for an operator that may write to them; in float32 instead of
+    a 16-bit dtype if `wide`. Pointwise operators compute in float32, so that a small change of a
+    bfloat16 weight is not rounded twice."""
     return tensor.dequantize(torch.float32 if wide and tensor.dtype in _NARROW else None)
 
 
@@ -164,7 +168,7 @@ def _put(other: Mapping[int, Any]) -> Callable[[Any], Any]:
 
 
 def _targets(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], kind: Any) -> Iterator[Any]:
-    """Yields the tensors of this kind that the operator writes, according to its schema."""
+    """Yields the tensors of class `kind` that the operator writes, according to its schema."""
     for place, argument in enumerate(func._schema.arguments):
         if argument.alias_info is None or not argument.alias_info.is_write:
             continue

@@ -1,7 +1,7 @@
-"""The tensors of a `qfx.nn.Linear` after its weight was written, for example by merging an adapter.
+"""Writes floats to the quantized weight of a `qfx.nn.Linear`, for example to merge an adapter.
 
-Written values are quantized again, in such a way that small changes are not lost. A write that
-undoes an earlier change, such as removing the adapter, restores the earlier codes exactly. (Q13)
+The floats are quantized in such a way that small changes are not lost. A write that undoes an
+earlier change, such as removing the adapter, restores the earlier codes exactly. Equation (Q13).
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ KEPT = 4  # number of writes that can be undone, the last one first
 
 
 class PreviousWeight(NamedTuple):
-    """The tensors of a module before a write: `change` [N, P] has projections of the change that
-    was then written, and `before` is the number of earlier writes."""
+    """A quantized weight as it was before a write, so that the write can be undone. `frozen`: its
+    tensors. `change` [N, 8]: a fingerprint of the change that was written. `before`: the number of
+    earlier writes."""
 
     frozen: Frozen
     change: Tensor
@@ -47,11 +48,11 @@ def weight_after_write(
     scheme: Scheme,
     rounding: float = 0.0,
 ) -> tuple[Frozen, tuple[PreviousWeight, ...]]:
-    """Returns the tensors of a module after `value` [N, K] is written to the weight `now`, and the
-    earlier tensors that are kept to undo writes.
+    """Returns the quantized weight after the floats `value` [N, K] are written to the weight `now`,
+    and the former weights that are needed to undo writes.
 
     `rounding`: the relative rounding error of the dtype in which `value` was computed; 0 for
-    float32. Logs which part of the change the codes keep.
+    float32. Logs which percentage of the change remains after rounding to codes.
     """
     value, stored = value.detach().float(), float_weight(now, scheme, *value.shape)
     change = total = _projected(value - stored)
@@ -72,15 +73,17 @@ def weight_after_write(
 def _lost_in_rounding(
     total: Tensor, change: Tensor, rounding: float, value: Tensor, stored: Tensor
 ) -> bool:
-    """Whether the remaining change can be explained by the rounding of two sums in a narrow dtype,
-    and the last change has undone most of the earlier ones. (Q13)"""
+    """Whether the rounding of two sums in a 16-bit dtype explains the difference `total` [N, 8]
+    from an earlier weight, and the last write undoes most of the earlier changes. Equation
+    (Q13)."""
     left, sizes = total.square().sum(), value.square().sum() + stored.square().sum()
     expected = total.shape[1] * rounding**2 * sizes
     return bool(left <= expected and left <= change.square().sum() / 2)
 
 
 def _projected(change: Tensor) -> Tensor:
-    """Returns the sums of each row under 8 patterns of signs, which distinguish changes. (Q13)"""
+    """Returns the sums of each row of `change` [N, K] under 8 fixed patterns of random signs, [N,
+    8]. These sums are a fingerprint by which changes are recognized. Equation (Q13)."""
     minus = _uniform((change.shape[1], 8), 1, change.device) < 0.5
     return change @ (1 - 2 * minus.float())
 
@@ -105,13 +108,15 @@ def check_written(value: Any, n: int, k: int, stored: Tensor) -> None:
 
 
 def nearest(value: Tensor, now: Frozen, scheme: Scheme) -> Frozen:
-    """Returns the tensors of a module after `value` [N, K] is loaded: the nearest codes,
-    independent of the earlier weight, for the same quantization of inputs. (R1) (Q1)-(Q3)"""
+    """Returns the quantized weight after the floats `value` [N, K] are loaded: their nearest codes,
+    independent of the earlier weight `now`. The quantization of inputs stays the same. Equations
+    (R1) (Q1)-(Q3)."""
     return _requantized(value.detach().float(), now, scheme)
 
 
 def _quantized(value: Tensor, stored: Tensor, now: Frozen, scheme: Scheme, count: int) -> Frozen:
-    """Quantizes `value`. (Q13)
+    """Quantizes the floats `value` [N, K] that are written to a weight with the floats `held`.
+    Equation (Q13).
 
     Rows that change by less than half a step keep their scale if possible and are rounded
     stochastically: rounding values on the grid to the nearest code would lose the change. Each of
@@ -161,14 +166,15 @@ def _rows_of(keep: Tensor, kept: Tensor, made: Tensor) -> Tensor:
 
 
 def _expanded(of_rows: Tensor, like: Tensor, scheme: Scheme) -> Tensor:
-    """Returns a scale or zero point, given for each row or group, for each element [N, K]."""
+    """Repeats a scale or zero point of each row or group to one for each element, [N, K]."""
     n, k = like.shape
     parts = of_rows.reshape(n, of_rows.numel() // max(n, 1))
     return parts.repeat_interleave(scheme.w.group or max(k, 1), 1)[:, :k]
 
 
 def _requantized(value: Tensor, now: Frozen, scheme: Scheme) -> Frozen:
-    """Quantizes `value` with new scales, for the same quantization of inputs. (R1) (Q1)-(Q3)"""
+    """Quantizes the floats `value` [N, K] with new scales; the quantization of inputs stays the
+    same. Equations (R1) (Q1)-(Q3)."""
     spec, factor = scheme.w, now.factor
     if spec.axes == PER_COLUMN and now.x_scale is None:
         factor = None  # it follows the weight (R2)

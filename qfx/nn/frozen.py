@@ -1,8 +1,8 @@
-"""The linear with a frozen int8 weight under any scheme, with gradients for its input and bias.
-(T1)
+"""A linear with a quantized weight that does not train, under any scheme, with gradients for its
+input and its bias. Equation (T1).
 
-`qfx.ops.lowering` chooses the operators. Without gradients it is one operator, if there is one for
-the scheme. With gradients the result has the same bits.
+`qfx.ops.lowering` chooses the operators. Without gradients, the whole linear is one operator if
+there is one for the scheme. The output has the same bits with and without gradients.
 """
 
 from __future__ import annotations
@@ -35,8 +35,9 @@ torch.fx.wrap("output_dtype")  # needed in every module that calls it
 
 
 class Frozen(NamedTuple):
-    """The tensors of a `qfx.nn.Linear`: the packed weight, and those that its input is quantized
-    with."""
+    """The tensors of a `qfx.nn.Linear`: the packed weight, and what its input is quantized with.
+    `factor` and `shift`: float32 [K]. `x_scale` and `x_zero_point`: [1]. None: the scheme has no
+    such tensor."""
 
     packed: Tensor
     factor: Tensor | None = None
@@ -46,14 +47,14 @@ class Frozen(NamedTuple):
 
 
 def each(function: Callable[[Tensor], Tensor], frozen: Frozen) -> Frozen:
-    """Applies the function to each tensor that is not None."""
+    """Returns `frozen` with `function` applied to each tensor that is not None."""
     beside = [None if t is None else function(t) for t in frozen[1:]]
     return Frozen(function(frozen.packed), *beside)
 
 
 def freeze(weight: Tensor, how: Scheme | SiteRecipe) -> tuple[Scheme, Frozen]:
-    """Quantizes and packs the weight [N, K]; returns the scheme with the rotation in use, and the
-    result. (R1)"""
+    """Quantizes and packs the float weight [N, K]. Returns the scheme, with the rotation that fits
+    K, and the tensors of the quantized weight. Equation (R1)."""
     site = how if isinstance(how, SiteRecipe) else None
     scheme = _checked(weight, how).at(weight.shape[1])
     factor = site.factor if site else None
@@ -92,8 +93,8 @@ def _checked(weight: Tensor, how: Scheme | SiteRecipe) -> Scheme:
 
 
 class Prepared(NamedTuple):
-    """The values that all calls with a scheme share. They are computed once, because eager calls of
-    small linears take little time."""
+    """The values that all calls of linears with the same scheme and number of outputs share. They
+    are computed once, so that eager calls of small linears spend no time on them."""
 
     scheme: Scheme
     form: Form
@@ -104,8 +105,8 @@ class Prepared(NamedTuple):
 
 @cache
 def prepared(scheme: Scheme, n: int) -> Prepared:
-    """Prepares the calls of a weight with `n` rows; returns the same object for the same
-    arguments."""
+    """Returns the values that all calls with this scheme and a weight with `n` rows share; the same
+    object for the same arguments."""
     rotation = scheme.rotation
     given = {**of_scheme(scheme, n, rotation), "activation": "none", "rotation": rotation}
     if scheme.x is not None:
@@ -118,8 +119,8 @@ def prepared(scheme: Scheme, n: int) -> Prepared:
 
 
 def linear(x: Tensor, bias: Tensor | None, frozen: Frozen, how: Prepared) -> Tensor:
-    """Maps x [..., K] to [..., N], in the dtype of x or of autocast. `how`: prepared for the scheme
-    that `freeze` returned."""
+    """Maps x [..., K] to [..., N], in the dtype of x or of autocast. `how`: the result of
+    `prepared` for the scheme that `freeze` returned."""
     x = shifted(x, frozen.shift)
     trains = torch.is_grad_enabled() and _requires_grad(x, bias)
     turned = frozen.factor is not None or how.scheme.rotation != 0
@@ -136,9 +137,8 @@ def linear(x: Tensor, bias: Tensor | None, frozen: Frozen, how: Prepared) -> Ten
 
 
 def _without_gradient(steps: Sequence[LoweringStep], values: dict[str, Any]) -> Tensor:
-    """Runs the steps below autograd. The autograd kernels of our operators are Python functions
-    that take as long as the sums of a small linear, so they are skipped if there is nothing to
-    record."""
+    """Runs the steps and returns y, without the autograd kernels of the operators. Those are Python
+    functions that take as long as the sums of a small linear, and there is nothing to record."""
     if torch.compiler.is_compiling() or in_forward_mode():
         return run(steps, values)["y"]  # type: ignore[no-any-return]
     with below_autograd():
@@ -164,7 +164,7 @@ def _values(x: Tensor, bias: Tensor | None, frozen: Frozen, how: Prepared) -> di
 
 
 def _of_training(x: Tensor, scheme: Scheme) -> dict[str, Any]:
-    """Returns the further arguments of the steps if gradients are recorded."""
+    """Returns the additional arguments of the steps if gradients are recorded, by name."""
     seed = None
     if scheme.backward == "int8":
         seed = torch.randint(0, 2**62, (1,), dtype=torch.int64, device=x.device)
@@ -181,13 +181,14 @@ def run(steps: Sequence[LoweringStep], values: dict[str, Any]) -> dict[str, Any]
 
 
 def carried(y: Tensor, x: Tensor, bias: Tensor | None, packed: Tensor, how: Prepared) -> Tensor:
-    """Returns y, which was computed without gradients, with the gradients of the product x w^.T +
-    bias. (T1)"""
+    """Returns `y`, which was computed without recording gradients, with the gradients of x @ w^.T +
+    bias. Equation (T1)."""
     return _FrozenLinearFunction.apply(x, bias, how, packed, y)  # type: ignore[no-any-return]
 
 
 class _FrozenLinearFunction(torch.autograd.Function):
-    """Adds gradients for x' and the bias to a y that was computed without gradients."""
+    """The autograd function of `carried`: returns `y`, and defines its gradients for the
+    transformed x and for the bias."""
 
     @staticmethod
     def forward(x: Tensor, bias: Tensor | None, how: Prepared, packed: Tensor, y: Tensor) -> Tensor:
@@ -212,7 +213,8 @@ class _FrozenLinearFunction(torch.autograd.Function):
 
 
 def float_weight(frozen: Frozen, scheme: Scheme, n: int, k: int) -> Tensor:
-    """Returns the float32 weight [N, K] that multiplies x itself, factor * (R^T w^). (R1)"""
+    """Dequantizes a weight: returns the float32 matrix [N, K] that multiplies x before its
+    transform, factor * (R^T w^). Equation (R1)."""
     layout = layout_of(scheme.w, scheme.group, n)
     w_hat = weight_values(frozen.packed, layout, k, torch.float32)
     if frozen.factor is None and not scheme.rotation:
@@ -221,8 +223,9 @@ def float_weight(frozen: Frozen, scheme: Scheme, n: int, k: int) -> Tensor:
 
 
 def moved(frozen: Frozen, scheme: Scheme, n: int, k: int, device: torch.device) -> Frozen:
-    """Returns the same weight [N, K] on another kind of device, in the layout of that device. From
-    and to the meta device there are no values to move."""
+    """Returns the same weight [N, K] on another kind of device, packed in the layout of that
+    device. A weight that is moved from the meta device is zero, because there are no values to
+    move."""
     values = values_of(frozen.packed, scheme.w, scheme.group, n, k)
     packed = packed_values(Values(*[_moved(t, device) for t in values]), scheme.w, scheme.group)
     return Frozen(packed, *[_moved(t, device) for t in frozen[1:]])
@@ -241,8 +244,8 @@ def cut(
     rows: tuple[int, int],
     columns: tuple[int, int],
 ) -> Frozen | None:
-    """Cuts rows and columns out of a weight of this shape [N, K]; returns None if the columns are
-    cut within a group or within a rotated block."""
+    """Cuts the rows and columns (begin, end) out of a weight of this shape [N, K]. Returns None if
+    the columns are cut within a group or within a rotated block."""
     n, k = shape
     units = [unit for unit in (scheme.group, scheme.rotation) if unit]
     if any(at % unit for unit in units for at in columns if at != k):

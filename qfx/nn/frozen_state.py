@@ -24,7 +24,7 @@ PARTS = (KEY, *TENSORS)
 
 
 class FrozenState(NamedTuple):
-    """A scheme and the tensors of TENSORS that it needs, checked."""
+    """A scheme, and those of the TENSORS that it needs. Both were checked by `taken_from`."""
 
     scheme: Scheme
     tensors: Mapping[str, Tensor]
@@ -95,8 +95,9 @@ def kinds(scheme: Scheme, fields: Mapping[str, Any], n: int, k: int) -> dict[str
 
 
 def _limits(name: str, spec: QSpec) -> tuple[int, int]:
-    """Returns the smallest and the largest code. Weight codes written by another tool may be
-    `-2^(bits - 1)` even without a zero point: the products are exact (G1)."""
+    """Returns the smallest and the largest integer that the saved tensor `name` may contain. Codes
+    of weights that other tools wrote may be `-2^(bits - 1)` even without a zero point: the sums are
+    exact (G1)."""
     return code_range(spec.bits, spec.symmetric and name != "codes")
 
 

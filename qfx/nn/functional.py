@@ -35,8 +35,8 @@ def specs(scheme: Scheme, where: str) -> tuple[QSpec, QSpec]:
 def linear(
     x: Tensor, weight: Tensor, bias: Tensor | None = None, scheme: Scheme | None = None
 ) -> Tensor:
-    """Returns x [..., K] @ weight [N, K].T + bias [N] in int8; `scheme` chooses the scales
-    dynamically.
+    """Returns x [..., K] @ weight [N, K].T + bias [N] in int8. Both operands are quantized at each
+    call, as `scheme` says.
 
     The result has the dtype of x, or that of autocast if it is on, as with `F.linear`.
     Differentiable once, by autograd and by `torch.func.grad` and `vjp`: gradients (T1). Second
@@ -51,8 +51,8 @@ def linear(
 
 
 class _LinearFunction(torch.autograd.Function):
-    """Like the operator linear_ste, in the form that function transforms need: saved values are
-    outputs."""
+    """The autograd function of `linear`. It computes the same as the operator `linear_ste`, but
+    returns the tensors that backward needs as outputs, which function transforms require."""
 
     @staticmethod
     def forward(x: Tensor, weight: Tensor, bias: Tensor | None, scheme: Scheme) -> Any:
@@ -87,7 +87,8 @@ class _LinearFunction(torch.autograd.Function):
 
 
 def first_order(grad: Tensor, who: str, *operands: Tensor) -> Tensor:
-    """Returns `grad`; differentiating the result with respect to `operands` raises an error."""
+    """Returns `grad`, for backward functions that have no derivative of their own: differentiating
+    the result with respect to `operands` raises an error."""
     if torch.compiler.is_compiling():  # a compiled backward has no second derivative anyway
         return grad
     return _FirstOrder.apply(grad, who, *operands)  # type: ignore[no-any-return]
@@ -139,7 +140,8 @@ def lsq_linear(
 
 
 def lsq_packed(weight: Tensor, w_step: Tensor, scheme: Scheme) -> Tensor:
-    """Returns the weight [N, K] as the kernels read it, for a given step. (Q6)"""
+    """Quantizes the weight [N, K] with the step `w_step` and packs the codes in the layout of the
+    kernels. Equation (Q6)."""
     q, scale, _ = ops.quantize(weight.detach(), code_of(scheme.w), w_step.detach())
     return ops.pack_weight(q, scale)  # type: ignore[no-any-return]
 

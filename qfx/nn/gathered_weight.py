@@ -17,7 +17,8 @@ from qfx.ops.storage import Values, packed_values
 
 
 def gathered_weight(weight: DTensor) -> QuantizedWeight:
-    """Returns the whole weight [N, K]. Every rank of the mesh must call this function."""
+    """Returns the whole quantized weight [N, K] from the parts of all ranks. Every rank of the mesh
+    must call this function."""
     local: Any = weight.to_local()
     (n, k), scheme = weight.shape, local.scheme
     groups = -(-k // scheme.group) if scheme.group else 1
@@ -63,7 +64,8 @@ def gathered_weight(weight: DTensor) -> QuantizedWeight:
 
 
 def _written(weight: DTensor) -> bool:
-    """Whether the part of some rank was written and has scales of its own."""
+    """Whether the part of some rank was written, and so no longer has the scales of the whole
+    weight."""
     local: Any = weight.to_local()
     mark = torch.tensor(
         [float(not local.memory.has_scales_of_whole)], dtype=torch.float32, device=local.device
@@ -80,7 +82,8 @@ def _placement(of: Any, along: list[int | None]) -> Any:
 
 @contextmanager
 def gathered_linears(model: nn.Module) -> Iterator[None]:
-    """Makes split int8 linears whole inside the `with` block; every rank must enter it."""
+    """Context manager that gives int8 linears whose weights are split across ranks their whole
+    weights and biases inside the `with` block. Every rank must enter it."""
     saved: list[tuple[nn.Module, dict[str, Any]]] = []
     try:
         for module in model.modules():

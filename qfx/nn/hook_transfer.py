@@ -30,7 +30,8 @@ _MAKERS: tuple[tuple[type, str, str], ...] = (
 
 
 def _not_of_user(linear: nn.Module) -> frozenset[str]:
-    """Returns the names of the attributes and tensors that any linear of this type has."""
+    """Returns the names of the attributes and tensors that every module of this class has, so that
+    no user added them."""
     return _of_all(type(linear))  # type: ignore[arg-type]
 
 
@@ -42,8 +43,8 @@ def _of_all(kind: Any) -> frozenset[str]:
 
 
 def transfer_hooks(linear: nn.Module, module: nn.Module) -> None:
-    """Gives `module` what users gave `linear`: hooks, attributes, tensors and children; and its
-    mode."""
+    """Gives `module` the training mode of `linear` and all that users added to `linear`: hooks,
+    attributes, tensors and children."""
     module.training = linear.training
     share_hooks(linear, module)
     for name, value in _own_attributes(linear).items():
@@ -72,8 +73,8 @@ def obstacles(linear: nn.Module, names: Collection[str]) -> Iterator[str]:
 
 
 def sizes(linear: Any, who: str) -> tuple[int, int]:
-    """Returns K and N of the weight [N, K]. Raises ValueError, in the name of `who`, if the weight
-    cannot be taken over."""
+    """Returns K and N of the weight [N, K] of `linear`. Raises ValueError, with `who` in the
+    message, if the weight cannot be taken over (see `computed_weights`)."""
     for reason in computed_weights(linear):
         raise ValueError(f"{who}: the linear cannot be taken over, {reason}")
     n, k = linear.weight.shape  # attributes may be older than the weight
@@ -81,8 +82,9 @@ def sizes(linear: Any, who: str) -> tuple[int, int]:
 
 
 def computed_weights(linear: nn.Module) -> Iterator[str]:
-    """Yields the reasons why the weight or bias may not be those that the next call computes
-    with."""
+    """Yields the reasons why the parameters of `linear` cannot be taken over: another weight or
+    bias is computed before each call, for example by a parametrization, or the weight is not [N,
+    K]."""
     own = _OWN_TENSORS[:1] if isinstance(linear, nn.Embedding) else _OWN_TENSORS
     for name in own:
         if name not in linear._parameters:
@@ -118,7 +120,8 @@ def parametrized(linear: nn.Module, name: str) -> str:
 
 
 def _of_user(hook: Any) -> bool:
-    """Whether a user added the hook. torch's norms leave some behind when they are removed."""
+    """Whether a user added the hook, and not torch.nn.utils, whose norms leave hooks behind when
+    they are removed."""
     made_in = getattr(getattr(hook, "hook", hook), "__module__", "")
     return not made_in.startswith("torch.nn.utils.")
 
@@ -140,8 +143,8 @@ def _own_methods(linear: nn.Module) -> Iterator[str]:
 
 
 def _is_plain(linear: nn.Module, name: str) -> bool:
-    """Whether an attribute only repeats the method of the class; accelerate leaves such a
-    forward."""
+    """Whether the attribute `name` of `linear` is only the method of its class again. The library
+    accelerate leaves such a `forward` behind when its hooks are removed."""
     value = vars(linear)[name]
     bound = isinstance(value, MethodType) and value.__self__ is linear
     return bound and value.__func__ is getattr(type(linear), name, None)

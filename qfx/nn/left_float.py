@@ -1,5 +1,5 @@
-"""Reasons for which linears of a quantized model are float: those that were given when the model
-was quantized, or what the linears themselves show."""
+"""Says why linears of a quantized model are float: by the reasons that were noted when the model
+was quantized or, for a model that was loaded, by a new look at the linears."""
 
 from __future__ import annotations
 
@@ -19,12 +19,13 @@ _NOTED: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
 
 
 def note_left_float(linears: Mapping[str, nn.Module], reasons: Mapping[str, str]) -> None:
-    """Remembers, in this process, why these linears stay float; `reasons` by their names."""
+    """Remembers in this process why linears stay float. `linears` and `reasons`: the modules and
+    the reasons, by name."""
     _NOTED.update({linears[name]: reason for name, reason in reasons.items()})
 
 
 def why_left_float(model: nn.Module) -> dict[str, str]:
-    """Says by name why each float linear of a quantized model is float."""
+    """Returns, by name, the reason why each float linear of a quantized model is float."""
     attentions = [m for m in model.modules() if isinstance(m, nn.MultiheadAttention)]
     config = _config_of(model)
     return {

@@ -85,8 +85,8 @@ class Linear(LinearState, nn.Linear):
         dtype: torch.dtype | None = None,
     ) -> None:
         """Initialises the weight like nn.Linear; mostly used before a state_dict is loaded.
-        `scheme`: also the name of a preset. `dtype`: that of the bias, and the one that `weight`
-        reports; float32 by default."""
+        `scheme`: also the name of a preset. `dtype`: the dtype of the bias and the one that
+        `weight` reports, float32 by default."""
         nn.Module.__init__(self)
         if isinstance(scheme, SiteRecipe):
             scheme = replace(scheme, rounding=None)  # the codes of the recipe are of another weight
@@ -108,7 +108,7 @@ class Linear(LinearState, nn.Linear):
 
     @classmethod
     def from_state(cls, linear: nn.Module, found: FrozenState) -> Linear:
-        """See `StoredModule`."""
+        """Implements `StoredModule.from_state`."""
         k, n = sizes(linear, "Linear")
         tensors = {name: tensor.detach() for name, tensor in found.tensors.items()}
         dtype = linear.weight.dtype
@@ -152,7 +152,7 @@ class Linear(LinearState, nn.Linear):
     zero_point = _of_weight("unpacked.zero_point", "int32 [N, G], where there are zero points.")
 
     def repacked(self, packed: Tensor) -> None:
-        """See `StoredModule`."""
+        """Implements `StoredModule.repacked`."""
         memory = self.quantized.memory
         memory.hold(memory.frozen._replace(packed=packed))
 
@@ -160,8 +160,9 @@ class Linear(LinearState, nn.Linear):
         return self.weight
 
     def settle(self) -> None:
-        """Discards the codes that were kept at writes to the weight; for a model that was merged
-        for good. Copying, saving, loading and moving to another kind of device discard them too."""
+        """Frees the earlier codes that are kept to undo writes to the weight; for a model that was
+        merged for good. Copying, saving, loading and moving to another kind of device free them
+        too."""
         self.quantized.settle()
 
     def __setattr__(self, name: str, value: Any) -> None:

@@ -37,9 +37,10 @@ def sizes_of(module: nn.Module) -> tuple[int, int]:
 
 
 def as_linear(module: nn.Module) -> nn.Linear:
-    """Returns the module itself, also for an embedding. A module with a weight [K, N] is returned
-    as an nn.Linear with the transposed weight, which is a view of the same memory, and with the
-    same bias parameter; its attribute `floats_are_transposed` is True."""
+    """Returns `module` as an nn.Linear. A module with a weight [K, N] becomes a new nn.Linear with
+    the transposed weight, which is a view of the same memory, with the same bias parameter, and
+    with the attribute `floats_are_transposed` set to True. Every other linear, and an embedding, is
+    returned itself."""
     if not is_transposed(module):
         assert isinstance(module, nn.Linear | nn.Embedding)
         return module  # type: ignore[return-value]

@@ -37,8 +37,8 @@ class LinearState(StoredModule):
 
     @property
     def quantized(self) -> QuantizedWeight:
-        """The weight, or the part of it that this rank holds. Raises AttributeError if it is not
-        quantized, or no longer."""
+        """The weight, or the part of the weight that this rank holds. Raises AttributeError if the
+        weight is not quantized."""
         weight = self._codes_here()
         if weight is None:
             kind = type(self._parameters.get("weight")).__name__
@@ -93,11 +93,11 @@ class LinearState(StoredModule):
             yield name, StatePart.of(tensor, stored)
 
     def saved_scheme(self) -> Tensor:
-        """See `StoredModule`."""
+        """Implements `StoredModule.saved_scheme`."""
         return scheme_part(self.quantized)
 
     def saved_parts(self) -> list[str]:
-        """See `StoredModule`."""
+        """Implements `StoredModule.saved_parts`."""
         weight = self.quantized
         fields: dict[str, Any] = {name: getattr(weight, name) is not None for name in OPTIONAL}
         minimum = self.quantized.scheme.w.packed and has_minimums(weight.packed)
@@ -107,23 +107,23 @@ class LinearState(StoredModule):
 
     @classmethod
     def taken_from(cls, state: State, prefix: str, n: int, k: int) -> FrozenState | None:
-        """See `StoredModule`."""
+        """Implements `StoredModule.taken_from`."""
         return taken_from(state, prefix, n, k)
 
     @classmethod
     def shapes(cls, n: int, k: int) -> tuple[tuple[int, int], ...]:
-        """See `StoredModule`."""
+        """Implements `StoredModule.shapes`."""
         return code_shapes(n, k)
 
     @classmethod
     def kinds(cls, scheme: Tensor, name: str, n: int, k: int) -> dict[str, Kind]:
-        """See `StoredModule`."""
+        """Implements `StoredModule.kinds`."""
         fields = read(scheme, name, "Linear")
         return kinds(scheme_of(fields, name), fields, n, k)
 
     def check_state(self, state: State, prefix: str) -> None:
-        """See `StoredModule`. A weight that is not quantized, or no longer, is loaded as by
-        nn.Linear. It accepts codes only if it is a parameter of its own."""
+        """Implements `StoredModule.check_state`. A weight that is not quantized is loaded as by
+        nn.Linear. Such a module accepts codes only if its weight is a plain parameter."""
         if self._loads_codes(state, prefix):
             super().check_state(state, prefix)
         elif prefix + KEY in state:
@@ -145,8 +145,8 @@ class LinearState(StoredModule):
             super(Checked, self)._load_from_state_dict(state, prefix, *how)
 
     def _checked(self, state: State, prefix: str) -> FrozenState | Tensor | None:
-        """Returns the checked parts, or a quantized weight, or a float weight; None if there is
-        none."""
+        """Returns what the state dict contains for the weight, after checks: the tensors of a
+        quantized weight, a `QuantizedWeight`, or floats [N, K]; None if there is nothing."""
         found = super()._checked(state, prefix)
         weight = state.get(prefix + "weight")
         if found is not None or weight is None:

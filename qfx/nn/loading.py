@@ -80,7 +80,7 @@ class Checked(nn.Module):
 
 
 class StoredModule(Checked):
-    """A linear or embedding without float weights.
+    """A linear or embedding that stores a quantized weight and no float weight.
 
     Its state dict contains its scheme, its codes and further tensors: `PARTS`, in this order. In
     memory `packed` holds the codes and the scales that the kernels read with them; the other
@@ -103,7 +103,8 @@ class StoredModule(Checked):
         raise NotImplementedError
 
     def saved_scheme(self) -> Tensor:
-        """Returns the tensor that is saved for the scheme, without computing the codes."""
+        """Returns the tensor that the state dict contains for the scheme, without computing the
+        codes."""
         raise NotImplementedError
 
     @classmethod
@@ -118,8 +119,9 @@ class StoredModule(Checked):
 
     @classmethod
     def kinds(cls, scheme: Tensor, name: str, n: int, k: int) -> dict[str, Kind]:
-        """Returns dtype and shape of each part but the scheme, which is the tensor called `name`.
-        Raises ValueError for an invalid scheme."""
+        """Returns the dtype and shape of each saved tensor except the scheme, by name. `scheme`:
+        the saved scheme tensor, called `name` in messages. Raises ValueError for an invalid
+        scheme."""
         raise NotImplementedError
 
     @classmethod
@@ -134,8 +136,8 @@ class StoredModule(Checked):
 
     @classmethod
     def from_state(cls, linear: nn.Module, found: Any) -> Self:
-        """Creates a module from parts that `taken_from` returned for a weight of the size of that
-        of `linear`.
+        """Creates the module that replaces `linear`, from tensors that `taken_from` returned for a
+        weight of the same size.
 
         The bias of `linear` is used. Its float weight is not read and may have no values. The codes
         are packed on their device.
@@ -164,16 +166,15 @@ class StoredModule(Checked):
         return [name for name in self.PARTS if self._buffers.get(name, 0) is not None]
 
     def _sent(self) -> dict[str, Any]:
-        """Returns the state for another process of this machine: all that the module holds, in its
-        layout."""
+        """Returns the attributes for another process of this machine, with the packed weight as it
+        is in memory."""
         return super().__getstate__()  # does not include the result of `.compile()`
 
     def _receive(self, state: dict[str, Any]) -> None:
         super().__setstate__(dict(state))
 
     def requires_grad_(self, requires_grad: bool = True) -> Self:
-        """Sets requires_grad as any module does; warns that the weight is not among the parameters
-        that train."""
+        """Sets requires_grad as any module does, and warns that the weight does not train."""
         if requires_grad:
             warnings.warn(
                 f"qfx: requires_grad_() on {self}: its weight is codes and does not train"
@@ -210,9 +211,8 @@ class StoredModule(Checked):
 
 
 def sent(module: StoredModule) -> tuple[Any, ...]:
-    """Reduces a module for multiprocessing, which shares the memory of tensors between processes.
-    That must be the memory that the module keeps, but the codes of a state dict are computed on
-    request."""
+    """Pickles a module for multiprocessing, so that processes share the memory of its tensors. A
+    usual pickle would contain codes that are computed on request, in memory of their own."""
     return _received, (type(module), module._sent())
 
 

@@ -1,4 +1,4 @@
-"""LSQLinear: a linear whose quantization steps are parameters."""
+"""LSQLinear: a linear whose quantization steps are parameters, for quantization-aware training."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ class LSQLinear(TrainedState):
     def from_float(
         cls, linear: nn.Linear, scheme: Scheme | None = None, shift: bool = False
     ) -> LSQLinear:
-        """Returns an LSQLinear that uses the same parameters as `linear`; the step of the weight is
-        fitted to it."""
+        """Returns an LSQLinear that uses the same parameters as `linear`, with a step that is
+        fitted to the weight."""
         module = cls.__new__(cls)
         nn.Module.__init__(module)
         module._take(linear, scheme or Scheme(), shift)
@@ -81,13 +81,14 @@ class LSQLinear(TrainedState):
         self._memo = Memo()
 
     def trained_under(self) -> Tensor:
-        """Returns the tensor that is saved as `scheme`. It does not include how gradients are
-        multiplied."""
+        """Returns the scheme as the int32 tensor that the state dict contains under `scheme`. It
+        does not say whether the matmuls of gradients are int8."""
         return written(self.kind, fields_of(replace(self.scheme, backward="float")))
 
     @property
     def learns_activations(self) -> bool:
-        """Whether there is a step of activations, which `observe` fits."""
+        """Whether the step of activations is a parameter, which `observe` fits to data. Otherwise
+        the scales of activations are dynamic."""
         return self.x_log_step is not None
 
     @torch.no_grad()

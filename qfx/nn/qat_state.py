@@ -19,7 +19,7 @@ class TrainedState(Checked):
 
     Another scheme may need other parameters, which an optimizer refers to, so a state dict with
     another scheme is refused. `kind`: the name of the module in the saved scheme. `steps`: the
-    parameters that have no meaning without the scheme; a state dict without any of them is that of
+    parameters that have no meaning without the scheme; a state dict without any of them belongs to
     a float linear.
     """
 
@@ -27,7 +27,7 @@ class TrainedState(Checked):
     steps: tuple[str, ...]
 
     def trained_under(self) -> Tensor:
-        """Returns the tensor that is saved as `scheme`."""
+        """Returns the scheme as the int32 tensor that the state dict contains under `scheme`."""
         raise NotImplementedError
 
     def check_state(self, state: State, prefix: str) -> None:

@@ -124,7 +124,8 @@ def _left_float(how: Scheme | SiteRecipe | None, linear: nn.Module) -> str:
 
 
 def _smoothed(linear: nn.Module, how: Scheme | SiteRecipe, factors: Factors) -> Scheme | SiteRecipe:
-    """Returns `how` with the smoothing factor of the activation, if no recipe decides. (R4)"""
+    """Returns `how` with the smoothing factor [K] for the input of this linear added, if there is
+    one and `how` is not from a recipe. Equation (R4)."""
     weight = as_linear(linear).weight
     n, k = weight.shape
     axis_of_k = 0 if is_transposed(linear) else 1
@@ -135,8 +136,8 @@ def _smoothed(linear: nn.Module, how: Scheme | SiteRecipe, factors: Factors) -> 
 
 
 def _decided(config: Config, names: Sequence[str]) -> Scheme | SiteRecipe | None:
-    """Returns how the linear with these names is quantized; None if a pinned plan does not contain
-    it."""
+    """Returns how the linear with these names is quantized: the entry of the recipe, or else the
+    scheme of `config`. Returns None if the recipe is a pinned plan without such an entry."""
     sites = [s for s in config.recipe.sites if s.name in names] if config.recipe else []
     if not sites:
         pinned = config.recipe is not None and config.recipe.pinned is not None

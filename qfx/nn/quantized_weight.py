@@ -50,8 +50,8 @@ class QuantizedWeight(ShardedWeight, FloatProxy):
 
     Reading it gives the floats that the codes represent. Writing to it, or to a view of it,
     quantizes the result into the same memory in such a way that small changes are not lost and that
-    undoing a write restores the earlier codes (Q13). `F.linear(x, weight, bias)`, and the products
-    that autograd makes of it, run int8 kernels. It does not train.
+    undoing a write restores the earlier codes (Q13). `F.linear(x, weight, bias)`, and the matmuls
+    to which PyTorch reduces it, run int8 kernels. It does not train.
 
     `scheme`: how the weight and its input are quantized, including the rotation in use.
     """
@@ -68,8 +68,8 @@ class QuantizedWeight(ShardedWeight, FloatProxy):
 
         Parameter classes are called this way. `attributes` are those that the weight already has.
 
-        Raises ValueError for a weight on the meta device: accelerate creates one to look up the
-        weight in the state dict later, where it does not exist.
+        Raises ValueError for a weight on the meta device: accelerate creates one in order to look
+        up the weight by name in the state dict later, and a state dict has only codes.
         """
         if isinstance(weight, QuantizedWeight):
             if weight.is_meta and not attributes:
@@ -90,8 +90,8 @@ class QuantizedWeight(ShardedWeight, FloatProxy):
         shape: Sequence[int],
         dtype: torch.dtype = torch.float32,
     ) -> QuantizedWeight:
-        """Returns a weight of shape [N, K] that holds `frozen`, as `freeze` returned it with
-        `scheme`."""
+        """Returns a weight of this shape [N, K] with the tensors `frozen`. `frozen` and `scheme`:
+        results of `freeze`."""
         return cls._made(Memory(frozen), scheme, shape, dtype)
 
     @classmethod
@@ -147,16 +147,18 @@ class QuantizedWeight(ShardedWeight, FloatProxy):
 
     @property
     def nbytes(self) -> int:  # type: ignore[override]
-        """The size of its memory in bytes."""
+        """The number of bytes of the tensors that store the weight."""
         return sum(t.nbytes for t in self.frozen if t is not None)
 
     def dequantize(self, dtype: torch.dtype | None = None) -> Tensor:
-        """Returns the weight [N, K] that multiplies x itself, in its dtype or in `dtype`. (R1)"""
+        """Returns the float weight [N, K] that multiplies x before its transform, in the dtype of
+        this weight or in `dtype`. Equation (R1)."""
         n, k = self.shape
         return float_weight(self.frozen, self.scheme, n, k).to(dtype or self.dtype)
 
     def settle(self) -> None:
-        """Discards the codes from before earlier writes; for a model that was merged for good."""
+        """Frees the earlier codes that are kept to undo writes; for a model that was merged for
+        good."""
         self.memory.earlier = ()
 
     def write(self, value: Tensor) -> None:
@@ -240,16 +242,16 @@ class QuantizedWeight(ShardedWeight, FloatProxy):
         return True
 
     def alias(self) -> QuantizedWeight:
-        """See `FloatProxy`."""
+        """Implements `FloatProxy.alias`."""
         return self._made(self.memory, self.scheme, self.shape, self.dtype)
 
     def viewed(self, taken: ViewCall, like: Tensor) -> WeightView:
-        """See `FloatProxy`."""
+        """Implements `FloatProxy.viewed`."""
         return WeightView(self, (taken,), like)
 
     def like(self, frozen: Frozen, dtype: torch.dtype | None = None) -> QuantizedWeight:
-        """Returns another weight of this shape and scheme that holds `frozen`, tensors with the
-        same values."""
+        """Returns another weight of this shape and scheme, with the tensors `frozen`, which are
+        copies of those of this weight."""
         memory = Memory(frozen, self.memory.has_scales_of_whole)
         return self._made(memory, self.scheme, self.shape, dtype or self.dtype)
 
@@ -291,12 +293,13 @@ class QuantizedWeight(ShardedWeight, FloatProxy):
         return memo[id(self)]  # type: ignore[no-any-return]
 
     def share_memory_(self) -> QuantizedWeight:
-        """Moves its memory to memory that processes share, as for any tensor."""
+        """Moves the tensors of this weight to memory that processes share, like
+        `Tensor.share_memory_`."""
         each(Tensor.share_memory_, self.frozen)
         return self
 
     def is_shared(self) -> bool:
-        """Whether processes share its memory."""
+        """Whether the tensors of this weight are in memory that processes share."""
         return self.packed.is_shared()
 
     @classmethod

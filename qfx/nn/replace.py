@@ -16,7 +16,8 @@ from qfx.nn.weight_bytes import weight_bytes
 
 
 def replace(chosen: Selection, made: Mapping[str, nn.Module]) -> nn.Module:
-    """Replaces the module of each name by that in `made`, and returns the model.
+    """Replaces modules of the chosen model by the new modules `made`, by name, and returns the
+    model.
 
     Transfers what users added to the old modules, logs the result for each linear, and makes the
     model check a whole state dict before it loads any of it.

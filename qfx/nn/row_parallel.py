@@ -35,8 +35,9 @@ def linear_of_parts(
 ) -> Tensor:
     """Computes x [..., K] -> [..., N] with a weight that is split across ranks.
 
-    Uses `row_parallel` if the weight is split by columns, otherwise PyTorch's rules for DTensor. It
-    is one node of a captured graph, because Dynamo could not inspect a local part inside of it.
+    Uses `row_parallel` if the weight is split by columns, otherwise PyTorch's rules for DTensor.
+    This function is one node of a captured graph, because Dynamo could not inspect a local part
+    inside of it.
     """
     y = row_parallel(x, weight, bias, reduce_dtype)
     if y is not None:
@@ -49,13 +50,13 @@ def row_parallel(
     x: Any, weight: Any, bias: Any, reduce_dtype: torch.dtype | None = None
 ) -> DTensor | None:
     """Multiplies x [..., K] by a quantized weight [N, K], both split along K in the same dimensions
-    of a mesh, and returns y [..., N], which every rank has. Returns None if the tensors are not
-    placed so.
+    of a mesh, and returns y [..., N], which every rank has. Returns None if x and weight are not
+    split in this way.
 
     `reduce_dtype`: the dtype of the sums that the ranks send each other. The default is int32,
-    which is exact, if the weight has one scale for each row and every rank has that of the whole
-    weight. It is float32 otherwise: with groups, after a part was written, and in graphs that are
-    traced.
+    which is exact, if the weight has one scale for each row and every rank has the scales of the
+    whole weight. It is float32 otherwise: with groups, after a part was written, and in graphs that
+    are traced.
     """
     placed = _placements(x, weight, bias)
     if placed is None:
@@ -77,8 +78,8 @@ def _sharded(tensor: Any) -> bool:
 
 
 def _placements(x: Any, weight: Any, bias: Any) -> list[Any] | None:
-    """Returns the placement of y in each dimension of the mesh, None for those over which sums are
-    added."""
+    """Returns the placement of y in each dimension of the mesh, with None for the dimensions over
+    which ranks add their sums. Returns None if x and weight are not both split along K."""
     if not (_sharded(x) and _sharded(weight) and x.device_mesh == weight.device_mesh):
         return None
     if type(weight.to_local()) is not QuantizedWeight:
@@ -98,8 +99,8 @@ def _placements(x: Any, weight: Any, bias: Any) -> list[Any] | None:
 
 
 def _gradients(placed: Placements) -> list[Any]:
-    """Returns the placements of the gradient of the bias, which a rank computes from the rows that
-    it has."""
+    """Returns the placements of the gradient of the bias, which each rank computes from its rows of
+    x."""
     return [Partial() if isinstance(placement, Shard) else Replicate() for placement in placed]
 
 
@@ -141,7 +142,8 @@ def _summed_product(
     summed: _Summed,
     dtypes: tuple[torch.dtype, torch.dtype | None],
 ) -> Tensor:
-    """Computes y from x, whose K was transformed already."""
+    """Multiplies x, already transformed along K, by this rank's columns of the weight, and returns
+    y with the sums of all ranks added."""
     (out_dtype, sent), frozen, how = dtypes, weight.frozen, weight.how
     scheme, exact = how.scheme, how.form.gemm and sent is None
     n = how.given["layout"][0]

@@ -50,8 +50,8 @@ FIELDS: dict[str, tuple[Any, ...] | None] = {
 
 
 def written(module: str, fields: Mapping[str, Any]) -> Tensor:
-    """Returns the tensor with these values of FIELDS for a `module`; fields that are not given are
-    0. It is always on the CPU, whatever the default device is."""
+    """Returns the scheme tensor of a module of class `module`. `fields`: values of FIELDS; those
+    that are not given are 0. The tensor is always on the CPU, whatever the default device is."""
     values = {"module": module, **fields}
     numbers = [_number(FIELDS[name], values.pop(name, None)) for name in FIELDS]
     assert not values, values
@@ -66,9 +66,10 @@ def _number(values: tuple[Any, ...] | None, value: Any) -> int:
 
 
 def read(tensor: Any, name: str, module: str) -> dict[str, Any]:
-    """Returns the values of FIELDS in the tensor `name` of a state dict, which a `module` saved.
+    """Returns the values of FIELDS, by field, in a scheme tensor that a module of class `module`
+    saved. `name`: the key of the tensor in the state dict, for messages.
 
-    Raises ValueError if another module saved it, and where `read_any` does.
+    Raises ValueError if a module of another class saved it, and in the cases of `read_any`.
     """
     found = read_any(tensor, name)
     if found["module"] != module:
@@ -79,8 +80,8 @@ def read(tensor: Any, name: str, module: str) -> dict[str, Any]:
 
 
 def read_any(tensor: Any, name: str) -> dict[str, Any]:
-    """Returns the values of FIELDS, whichever module saved them. Raises ValueError for another
-    format and for numbers without a meaning."""
+    """Returns the values of FIELDS, by field, in a scheme tensor that any module saved. Raises
+    ValueError for another format and for numbers without a meaning."""
     numbers = _numbers(tensor, name)
     for i, number in enumerate(numbers[1 + len(FIELDS) :], 1 + len(FIELDS)):
         if number:
@@ -128,8 +129,8 @@ def fields_of(scheme: Scheme) -> dict[str, Any]:
 
 
 def scheme_of(fields: Mapping[str, Any], name: str) -> Scheme:
-    """Returns the scheme that `read` found in the tensor `name`. Raises ValueError if it is not
-    valid."""
+    """Returns the `Scheme` with these values of FIELDS. Raises ValueError, with `name` in the
+    message, if they are not a valid scheme."""
     try:
         x, w = (_spec(fields, operand) for operand in ("x", "w"))
         if w is None:
@@ -149,7 +150,7 @@ def _spec(fields: Mapping[str, Any], operand: str) -> QSpec | None:
 
 
 def of_earlier(prefix: str, what: str) -> str:
-    """Returns the message about a state dict that contains `what` but no scheme."""
+    """Returns the error message for a state dict that contains the tensors `what` but no scheme."""
     key = repr(prefix + KEY)
     return (
         f"{key} is not there, and nothing else says under which scheme {what} were made: an "

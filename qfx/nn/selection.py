@@ -156,7 +156,8 @@ def _matrix(module: nn.Module) -> Tensor | None:
 
 
 def why_faulty(sums_overflow: bool, module: nn.Module) -> str:
-    """Why the weight of a linear or an embedding becomes no codes; '' where it does. Reads it."""
+    """Returns why the weight of a linear or an embedding cannot be quantized; '' if it can. Reads
+    the values of the weight."""
     weight = _matrix(module)
     return (too_long(weight) if sums_overflow else "") or unquantizable(weight)
 
@@ -167,7 +168,8 @@ def refuse(
     instead: str = "\nor leave them out: qfx.Config(skip={})",
     faults: Callable[[Any], Iterable[str]] = lambda linear: (),
 ) -> None:
-    """Raises ValueError that names every linear that a module of `make` cannot replace.
+    """Raises ValueError if a selected linear cannot be replaced by a module that `make` returns.
+    The message names all such linears.
 
     `instead` is appended to the message and says what else can be done. `faults` returns further
     reasons for a linear.

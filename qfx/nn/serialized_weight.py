@@ -89,7 +89,7 @@ def saved_kinds(
 
 
 def saved_values(values: Values, scheme: Scheme) -> dict[str, Tensor]:
-    """Returns the tensors that are saved for the values of a weight, by name."""
+    """Returns the tensors that are saved for the codes and scales of a weight, by name."""
     if not scheme.w.packed:
         found = {"codes": values.codes, "scale": values.scale, "zero_point": values.zero_point}
         return {name: t.contiguous() for name, t in found.items() if t is not None}
@@ -97,7 +97,7 @@ def saved_values(values: Values, scheme: Scheme) -> dict[str, Tensor]:
 
 
 def saved_scales(values: Values) -> dict[str, Tensor]:
-    """Returns the saved tensors of a packed weight other than its codes."""
+    """Returns the tensors that are saved for a low-bit weight, other than its codes, by name."""
     _, scale, zero, minimum = values
     known = has_values(scale)  # False on the meta device
     with_minimum = minimum is not None and known and bool((minimum != 0).any())

@@ -50,8 +50,8 @@ class ShardedWeight:
 
 
 def refuse_padding(mesh: Any, size: Any) -> None:
-    """Raises ValueError, on every rank, if some ranks would have fewer rows of the weight [N,
-    K]."""
+    """Raises ValueError, on every rank, if the rows of the weight [N, K] are not a multiple of the
+    ranks, so that FSDP would pad them."""
     ranks = mesh.size()
     if size[0] % ranks:
         raise ValueError(

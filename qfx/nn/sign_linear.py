@@ -143,12 +143,12 @@ class SignLinear(StoredModule):
         destination[prefix + KEY] = self.saved_scheme()
 
     def saved_scheme(self) -> Tensor:
-        """See `StoredModule`."""
+        """Implements `StoredModule.saved_scheme`."""
         return _scheme_tensor(self.shift is not None)
 
     @classmethod
     def taken_from(cls, state: State, prefix: str, n: int, k: int) -> SignState | None:
-        """See `StoredModule`."""
+        """Implements `StoredModule.taken_from`."""
         parts = {name: state[prefix + name] for name in cls.PARTS if prefix + name in state}
         if not parts:
             return None
@@ -170,7 +170,7 @@ class SignLinear(StoredModule):
 
     @classmethod
     def kinds(cls, scheme: Tensor, name: str, n: int, k: int) -> dict[str, Kind]:
-        """See `StoredModule`."""
+        """Implements `StoredModule.kinds`."""
         fields = read(scheme, name, "SignLinear")
         if fields != read(_scheme_tensor(fields["shift"]), name, "SignLinear"):
             raise ValueError(f"{name} does not say what linears of one bit say")
@@ -219,7 +219,8 @@ def _run(x: Tensor, bias: Tensor | None, packed: Tensor, scale: Tensor) -> Tenso
 
 
 class _SignLinearFunction(torch.autograd.Function):
-    """The same output bit for bit, with gradients for x and the bias. (H4)"""
+    """The autograd function of SignLinear: the same output bit for bit, with gradients for x and
+    the bias. Equation (H4)."""
 
     @staticmethod
     def forward(

@@ -49,7 +49,8 @@ def check_parts(
 
 
 def check_range(value: Tensor, name: str, least: int, most: int) -> None:
-    """Raises ValueError if an integer lies outside `least`..`most`; the message contains it."""
+    """Raises ValueError if an element of the integer tensor `value` lies outside `least`..`most`;
+    the message contains the element."""
     if value.numel() and has_values(value):
         low, high = (int(extreme) for extreme in value.aminmax())
         if low < least or high > most:

@@ -32,7 +32,8 @@ class StatePart(Tensor):
 
     @classmethod
     def of(cls, tensor: Tensor, stored: Callable[[], None]) -> StatePart:
-        """Returns `tensor` as a part. `stored` is called after its values were changed in place."""
+        """Returns `tensor` as a StatePart. `stored` is called after the values of the tensor were
+        changed in place."""
         with without_subclass():
             part = tensor.as_subclass(cls)
         part._stored = stored

@@ -1,5 +1,5 @@
-"""The kinds of linears and embeddings that store codes, and the kind that a saved scheme belongs
-to."""
+"""The classes of linears and embeddings that store quantized weights, and the class to which a
+saved scheme belongs."""
 
 from __future__ import annotations
 
@@ -42,18 +42,18 @@ def stored_linears(model: nn.Module) -> Iterator[tuple[str, StoredModule]]:
 
 
 def replaces(kind: type[StoredModule], module: nn.Module) -> bool:
-    """Whether a module of this kind can replace the float module `module`."""
+    """Whether a module of the class `kind` can replace the float module `module`."""
     return is_embedding(module) if issubclass(kind, Embedding) else is_linear(module)
 
 
 def kind_of(owner: str, names: Collection[str]) -> type[StoredModule] | None:
-    """Returns the kind of the linear named `owner`, found by the name of its codes among the
-    `names` of a state dict; None if there are no codes for it."""
+    """Returns the class of the quantized module `owner` of a state dict with the keys `names`,
+    found by the key of its codes; None if there are no codes of `owner`."""
     return next((kind for kind in STORED if f"{owner}.{kind.PARTS[1]}" in names), None)
 
 
 def kind_that_saved(scheme: Tensor, name: str) -> type[StoredModule]:
-    """Returns the kind of module that saved `scheme`, the tensor called `name`.
+    """Returns the class of the module that saved the tensor `scheme`, called `name` in messages.
 
     Raises ValueError if the tensor is not a scheme, or is the scheme of a module that trains.
     """

@@ -1,5 +1,5 @@
-"""Summary: the logged result for each linear of a model, and a warning of linears that stay float
-unexpectedly."""
+"""Summary: the logged result for each linear of a model, and a warning about linears that stay
+float unexpectedly."""
 
 from __future__ import annotations
 

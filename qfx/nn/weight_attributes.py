@@ -1,5 +1,5 @@
-"""Attributes of a quantized weight that PyTorch keeps in C++, and how it is sent to other
-processes."""
+"""Attributes of a quantized weight that PyTorch keeps in C++, and how such a weight is sent to
+other processes."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _SET_REQUIRES_GRAD: Any = Tensor.requires_grad.__set__  # type: ignore[attr-defi
 
 @torch.no_grad()
 def _set_data(weight: QuantizedWeight, value: Any) -> None:
-    """Implements `weight.data = value`. `weight.data += d` also ends here, with an alias as `value`
-    that was written already."""
+    """Implements `weight.data = value`. `weight.data += d` also ends here: `value` is then an alias
+    of the weight, and the sum was already written through the alias."""
     if isinstance(value, QuantizedWeight):
         if not weight.become(value):
             raise ValueError(f"{weight!r} cannot have the data of {value!r}: assign a Parameter")
@@ -73,7 +73,7 @@ PYTHON |= {
 
 
 def _sent(weight: QuantizedWeight) -> tuple[Any, ...]:
-    """Reduces a weight for multiprocessing, which shares the memory of its tensors."""
+    """Pickles a weight for multiprocessing, so that processes share the memory of its tensors."""
     given = tuple(weight.frozen), weight.scheme, tuple(weight.shape), weight.dtype
     return _received, (*given, weight._is_parameter)
 

@@ -23,7 +23,8 @@ _LOOKUPS = (nn.Embedding, nn.EmbeddingBag)
 
 @dataclass(frozen=True)
 class WeightBytes:
-    """Bytes in float of the parameters and buffers of a model. A shared storage is counted once.
+    """The bytes that the weights of a model take in float: of those that are quantized, and of
+    those that stay float. A storage that tensors share is counted once.
 
     `quantized`: the bytes that the quantized weights of matmuls took in float. `floating`: the
     bytes that stay float, by class of module. `multiplying`: the part of `floating` that belongs to
@@ -107,8 +108,8 @@ def weight_bytes(model: nn.Module, int8: Collection[str] = ()) -> WeightBytes:
 
 
 def _own(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yields the module's own float tensors, without those that a quantized linear computes
-    with."""
+    """Yields the module's own float tensors with their names, without the weights that a quantized
+    linear computes with."""
     own: list[tuple[str, Tensor]] = [*module.named_parameters(recurse=False)]
     if not isinstance(module, StoredModule):
         own += module.named_buffers(recurse=False)
@@ -121,7 +122,7 @@ def _own(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def _has_codes(module: nn.Module) -> bool:
-    """Whether it is an int8 module, possibly one whose weight is split across ranks."""
+    """Whether `module` is an int8 module, possibly one whose weight is split across ranks."""
     if not isinstance(module, StoredModule):
         return False
     return module.is_quantized or _is_codes(module._parameters.get("weight"))
@@ -153,7 +154,8 @@ def _bytes(tensor: Tensor) -> int:
 
 
 def kinds(by_kind: Mapping[str, int]) -> str:
-    """Lists the largest kinds with their sizes, and the total of the others."""
+    """Formats bytes by class of module: the largest classes with their bytes, and the total of the
+    others."""
     largest = sorted(by_kind.items(), key=lambda item: (-item[1], item[0]))
     parts = [f"{kind} {size(count)}" for kind, count in largest[:_SHOWN]]
     if rest := largest[_SHOWN:]:

@@ -1,4 +1,4 @@
-"""Operators that use the codes of a quantized weight, not its floats: int8 products, copies,
+"""Operators that use the codes of a quantized weight, not its floats: int8 matmuls, copies,
 communication."""
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ def _(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
 
 @rule(aten.bmm.default)
 def _(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Multiplies as PyTorch does for a 3-dimensional input that is not contiguous, such as some of
-    the tokens of each sequence."""
+    """Computes the bmm to which PyTorch reduces a linear if its 3-dimensional input is not
+    contiguous, such as some of the tokens of each sequence."""
     x, weight = args
     matrix = weight.without_batches() if isinstance(weight, WeightView) else weight
     return NotImplemented if matrix is weight else _int8(x, matrix, transposed=True)

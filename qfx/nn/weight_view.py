@@ -47,12 +47,12 @@ class WeightView(FloatProxy):
     __init__ = object.__init__  # type: ignore[assignment]
 
     def dequantize(self, dtype: torch.dtype | None = None) -> Tensor:
-        """See `FloatProxy`."""
+        """Implements `FloatProxy.dequantize`."""
         whole = self.base.dequantize(dtype if self.dtype == self.base.dtype else None)
         return self._of(whole).to(dtype or self.dtype)
 
     def write(self, value: Tensor) -> None:
-        """See `FloatProxy`."""
+        """Implements `FloatProxy.write`."""
         whole = self.base.dequantize(value.dtype if self.dtype == self.base.dtype else None)
         self._of(whole).copy_(value)
         self.base.write(whole)
@@ -63,11 +63,11 @@ class WeightView(FloatProxy):
         return whole
 
     def alias(self) -> WeightView:
-        """See `FloatProxy`."""
+        """Implements `FloatProxy.alias`."""
         return WeightView(self.base, self.steps, self)
 
     def viewed(self, taken: ViewCall, like: Tensor) -> WeightView:
-        """See `FloatProxy`."""
+        """Implements `FloatProxy.viewed`."""
         return WeightView(self.base, (*self.steps, taken), like)
 
     def fsdp_pre_all_gather(
@@ -158,8 +158,8 @@ def _turns(step: ViewCall) -> bool:
 def _cut(
     step: ViewCall, found: Sequence[tuple[int, int]], turned: bool
 ) -> tuple[int, int, int | None] | None:
-    """Returns the axis of the weight that a step cuts, and the begin and end of the cut; None
-    otherwise."""
+    """Returns the axis of the weight that a step cuts, and the begin and end of the cut; None if
+    the step is not a cut."""
     given = dict(zip(("dim", "start", "end", "step"), step.args, strict=False))
     if step.func is aten.slice.Tensor and given.get("step", 1) == 1:
         axis = (given.get("dim", 0) % 2) ^ turned

@@ -1,5 +1,6 @@
-"""The operators `torch.ops.qfx.*`. C++ owns schemas and kernels. This package contains, for each
-operator, its reference (the definition), its fake implementation and its gradient."""
+"""The operators `torch.ops.qfx.*`. Their schemas and kernels are in C++. This package contains,
+for each operator, its reference (the definition in PyTorch), its fake implementation and its
+gradient."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""int8_attention: softmax(q k^T) v with both products in int8. Reference, fake, gradient.
+"""int8_attention: softmax(q k^T) v with both matmuls in int8. Reference, fake, gradient.
 
 See docs/numerics.md (A1) to (A6).
 """
@@ -32,10 +32,10 @@ def int8_attention(
 ) -> Tensor:
     """Computes attention in int8: q [*B, M, D], k [*B, N, D], v [*B, N, E] -> out_dtype [*B, M, E].
 
-    Batch axes broadcast. k and v may have fewer heads (the last of *B) than q; each head then
-    serves consecutive heads of q. `mask`: float32, added to the scores, or bool, whether a key
-    counts; broadcasts to [*B, M, N]. `causal`: row m sees the keys 0..m. A row that sees no key is
-    0.
+    Batch axes broadcast. k and v may have fewer heads (the last of *B) than q; each of them then
+    belongs to several consecutive heads of q. `mask`: float32, added to the scores, or bool,
+    whether a key counts; broadcasts to [*B, M, N]. `causal`: row m sees the keys 0..m. A row that
+    sees no key is 0.
     """
     q, k, v = matched(q, k, v)
     m, n, e = q.shape[-2], k.shape[-2], v.shape[-1]

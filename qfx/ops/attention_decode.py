@@ -1,4 +1,5 @@
-"""attention_decode, attention_append: float attention of a query. Reference, fake, gradient.
+"""attention_decode, attention_append: float attention of one query or a few. Reference, fake,
+gradient.
 
 See docs/numerics.md (A7) to (A9).
 """
@@ -68,8 +69,9 @@ def attention_append(
     causal: bool,
     out_dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Computes attention_decode after a past, past_k [*B, P, D] and past_v [*B, P, E]. Returns its
-    result, the keys [*B, P + R, D] and the values [*B, P + R, E]."""
+    """Appends the keys k [*B, R, D] to past_k [*B, P, D] and the values v [*B, R, E] to past_v [*B,
+    P, E], and computes attention_decode with all of them. Returns the result of attention_decode,
+    the keys [*B, P + R, D] and the values [*B, P + R, E]."""
     keys, values = torch.cat([past_k, k], -2), torch.cat([past_v, v], -2)
     return attention_decode(q, keys, values, mask, scale, causal, out_dtype), keys, values
 

@@ -1,4 +1,4 @@
-"""binary_pack, binary_mm, binary_linear: the 1-bit product. Reference, fake, gradient.
+"""binary_pack, binary_mm, binary_linear: the matmul of 1-bit operands. Reference, fake, gradient.
 
 Layout K32N32, version 2, one flat int8 tensor:
 
@@ -41,7 +41,7 @@ def _padded(n: int, k: int) -> tuple[int, int]:
 
 
 def packed_size(n: int, k: int) -> int:
-    """Returns the bytes of a packed [n, k] weight."""
+    """Returns the number of bytes of a packed 1-bit weight [n, k] on the CPU."""
     n_padded, k_padded = _padded(n, k)
     return HEADER_BYTES + n_padded * k_padded // 8
 
@@ -65,7 +65,7 @@ def binary_pack(w: Tensor) -> Tensor:
 
 
 def cuda_packed_size(n: int, k: int) -> int:
-    """Returns the bytes of a packed [n, k] weight on CUDA."""
+    """Returns the number of bytes of a packed 1-bit weight [n, k] on CUDA."""
     return 4 * (-(-n // CUDA_COLUMNS) * CUDA_COLUMNS) + n * -(-k // CUDA_GROUP) * CUDA_GROUP // 8
 
 
@@ -105,21 +105,24 @@ def octets_of(packed: Tensor, n: int, k: int) -> Tensor:
 
 
 def cuda_octets_of(packed: Tensor, n: int, k: int) -> Tensor:
-    """Returns octets_of for the layout on CUDA, on any device."""
+    """Returns the same as `octets_of` for a weight in the layout for CUDA, which may be on any
+    device."""
     counts = 4 * (-(-n // CUDA_COLUMNS) * CUDA_COLUMNS)
     octets = packed[counts:].view(torch.uint8)
     return octets.reshape(n, -(-k // CUDA_GROUP) * CUDA_GROUP // 8)[:, : -(-k // 8)].contiguous()
 
 
 def signs_of(octets: Tensor, k: int) -> Tensor:
-    """Converts uint8 [n, k / 8], rounded up, to +1 or -1, int8 [n, k]."""
+    """Converts the bits that `octets_of` returns, uint8 [n, k / 8] rounded up, to signs +1 or -1,
+    int8 [n, k]."""
     places = torch.arange(8, dtype=torch.uint8, device=octets.device)
     bits = (octets[:, :, None] >> places) & 1
     return 2 * bits.reshape(octets.shape[0], -1)[:, :k].to(torch.int8) - 1
 
 
 def packed_octets(octets: Tensor, k: int) -> Tensor:
-    """Packs the signs that octets_of returned for a weight [n, k]."""
+    """Inverts `octets_of`: packs bits uint8 [n, k / 8] in the layout of the kernels for their
+    device."""
     return torch.ops.qfx.binary_pack(signs_of(octets, k))  # type: ignore[no-any-return]
 
 

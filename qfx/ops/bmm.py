@@ -1,5 +1,5 @@
-"""int8_bmm, int8_bmm_dynamic: products of two computed operands, such as those of attention.
-Reference, fake, gradient. See docs/numerics.md (G2)."""
+"""int8_bmm, int8_bmm_dynamic: batched matmuls of two activations, such as those of attention, in
+int8. Reference, fake, gradient. See docs/numerics.md (G2)."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def int8_bmm(a_q: Tensor, a_zero_point: Tensor, b_q: Tensor) -> Tensor:
     """Computes sum_k (a_q[m, k] - a_zero_point[m]) * b_q[n, k] exactly, for each matrix of a batch.
     (G2)
 
-    a_q int8 [*B, M, K], a_zero_point int32, one or one per row, b_q int8 [*B, N, K], symmetric ->
-    int32 [*B, M, N].
+    a_q int8 [*B, M, K], a_zero_point int32, one value or one per row, b_q int8 [*B, N, K],
+    symmetric -> int32 [*B, M, N].
     """
     one = a_zero_point.numel() == 1
     zero_point = a_zero_point.reshape(() if one else (*a_q.shape[:-1], 1))

@@ -1,4 +1,4 @@
-"""Code: the quantization of an activation in the form that operators take, five integers."""
+"""Code: the quantization of an activation as five integers, the form in which operators take it."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ class Code(NamedTuple):
 
 
 def code_of(spec: QSpec, rotation: int = 0) -> list[int]:
-    """Returns the code of activations of `spec`."""
+    """Returns the `Code` of an activation that is quantized by `spec` after a rotation, as a
+    list."""
     per_tensor = int(spec.axes == PER_TENSOR and not spec.group)
     return list(Code(spec.bits, int(spec.symmetric), per_tensor, spec.group, rotation))

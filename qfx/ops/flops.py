@@ -1,5 +1,5 @@
-"""Formulas for PyTorch's FlopCounterMode: each product of two numbers counts as two operations, in
-int8 as in float."""
+"""Formulas for PyTorch's FlopCounterMode: each multiply-add counts as two operations, in int8 as in
+float."""
 
 from __future__ import annotations
 
@@ -65,7 +65,8 @@ def _place(operator: Any, name: str) -> int:
 
 
 def _products(q: Tensor, tokens: int, width: int) -> int:
-    """Counts q times keys and weights times values, for all tokens, masked or not."""
+    """Counts the operations of the two matmuls of attention: queries times keys, and probabilities
+    times values of `width` features. Masked tokens count too."""
     return 2 * math.prod(q.shape[:-1]) * tokens * (q.shape[-1] + width)
 
 

@@ -1,10 +1,11 @@
-"""Forms: the kinds of linears, one row for each. Everything that runs, predicts or explains linears
-reads this table. `qfx.ops.lowering` lists the calls that a linear consists of.
+"""Forms: a table of the kinds of quantized linears, one row for each kind. All code that runs,
+predicts or explains linears reads this table. `qfx.ops.lowering` lists the calls that a linear
+consists of.
 
 A form is determined by whether the activations are quantized and by how the weight is stored. Its
-row says what is available in each circumstance: a form without gradients stays float in training,
-and a form without a guard is not guarded, for the reason given by the row. Operators are called by
-the names of their arguments; the schemas in csrc/ops.cpp define the order.
+row says what the form supports: linears of a form without gradients stay float in training, and
+linears of a form without a guard have no guard. The row also gives the reason. Operators are called
+by the names of their arguments; the schemas in csrc/ops.cpp define the order.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ class OperatorCall:
         return str(self.operator.name()).removeprefix("qfx::")
 
     def arguments(self, values: Mapping[str, Any]) -> tuple[Any, ...]:
-        """Returns the arguments in order, without trailing optional ones that are None."""
+        """Returns the positional arguments of the operator, taken from `values` by name, without
+        trailing optional ones that are None."""
         count = len(self.names)
         while count > self.required and values.get(self.names[count - 1]) is None:
             count -= 1
@@ -72,11 +74,12 @@ REQUANTIZE = OperatorCall(ops.linear_requantize.default)
 
 @dataclass(frozen=True)
 class Form:
-    """One row. `codes`: the activation is quantized. `x_groups`: with scales for groups of K.
-    `low_bit`: the weight's codes are stored in fewer than 8 bits. `gradient`: there are gradients
-    to x and the bias, and with `trains_weight` also to the weight. `guards`: rows whose error may
-    be too large can run in float. `gemm`: its products are exact int8 matmuls, which the canonical
-    form shows separately from their dequantization. `name` is also the name of its kind of cost."""
+    """One kind of quantized linears, a row of FORMS. `codes`: the activation is quantized.
+    `x_groups`: with scales for groups of K. `low_bit`: the weight's codes are stored in fewer than
+    8 bits. `gradient`: there are gradients to x and the bias, and with `trains_weight` also to the
+    weight. `guards`: rows of x whose error may be too large can run in float. `gemm`: the linear is
+    an exact int8 matmul and then a dequantization, which the canonical form has as separate
+    operators. `name` is also the name under which costs are predicted."""
 
     name: str
     words: str
@@ -159,7 +162,7 @@ FORMS = (
 
 
 def form_of(scheme: Scheme) -> Form:
-    """Returns the row for a scheme; every legal scheme has one."""
+    """Returns the row of FORMS for a scheme; every valid scheme has one."""
     for form in FORMS:
         if form.serves(scheme):
             return form
@@ -167,7 +170,8 @@ def form_of(scheme: Scheme) -> Form:
 
 
 def why_no_gradient(scheme: Scheme, weight_trains: bool) -> str | None:
-    """Returns why sites of this scheme stay float if gradients are recorded, or None."""
+    """Returns why linears of this scheme stay float if gradients are recorded; None if they can be
+    int8."""
     form = form_of(scheme)
     if not form.gradient:
         return f"{scheme}: {form.words} have no gradient"
@@ -191,14 +195,14 @@ def of_scheme(scheme: Scheme, n: Any, rotation: int) -> dict[str, Any]:
 
 
 def ste_code(scheme: Scheme, rotation: int) -> list[int]:
-    """Returns the code that linear_ste takes: that of x, then the bits of w and whether w has one
-    scale for the matrix."""
+    """Returns the argument `code` of linear_ste: the five numbers of the `Code` of x, then the bits
+    of w and whether w has one scale for the matrix."""
     assert scheme.x is not None
     w = scheme.w
     return [*code_of(scheme.x, rotation), w.bits, int(w.axes in (PER_TENSOR, PER_COLUMN))]
 
 
 def of_weight(packed: Any) -> dict[str, Any]:
-    """Returns the arguments from a packed weight: `qfx.weights.cache.Packed`, or its nodes in a
-    graph."""
+    """Returns the arguments of operators that come from a packed weight, by name. `packed`: a
+    `qfx.weights.cache.Packed`, or the nodes of a graph that compute its parts."""
     return {"weight": packed.weight, "error": packed.error}

@@ -1,4 +1,5 @@
-"""linear_guarded: reference, fake, gradient; and the bound (B5) by which it decides."""
+"""linear_guarded: a linear that runs those rows of x in float whose error in int8 may be too large.
+Reference, fake, gradient; and the error bound (B5)."""
 
 from __future__ import annotations
 
@@ -18,10 +19,12 @@ from qfx.ops.registry import linear_fake, no_gradient, reference
 def relative_bound(
     x: Tensor, error: Tensor, code: Sequence[int], factor: Tensor | None = None
 ) -> Tensor:
-    """Returns g_m for each row of x [..., K], float64 [M]: the bound on the error of int8 relative
-    to |x_m| |w_n|.
+    """Returns for each row of x [..., K] a bound g_m, float64 [M]: int8 changes the output n of row
+    m by at most g_m |x_m| |w_n|. Equation (B5).
 
-    `error` float32 [2]: alpha and beta of the weight, from `qfx.ops.packing`. (B5)
+    `error` float32 [2]: alpha and beta of the weight, the norms of its codes and of their error
+    relative to w, from `qfx.ops.packing`. `code`: the `Code` of x. `factor` [K]: multiplies x
+    first.
     """
     how, k = Code(*code), x.shape[-1]
     qmin, qmax = code_range(how.bits, bool(how.symmetric))
@@ -55,8 +58,8 @@ def linear_guarded(
     """Computes linear_dynamic(x), but in float for rows whose bound (B5) is not at most `guard`: x
     [..., K], w [N, K] float -> out_dtype [..., N].
 
-    `weight`, of 8 bits, and `error`: from w. `site`: the name under which the kernel counts rows,
-    "" for none.
+    `weight` (8 bits) and `error` are computed from w. `site`: the name of the matmul, under which
+    the kernel counts rows; "" to count none.
     """
     y = linear_dynamic(x, weight, layout, bias, code, activation, out_dtype, factor)
     above = ~(relative_bound(x, error, code, factor) <= guard)

@@ -1,4 +1,5 @@
-"""Counts of the guard: how often rows ran in float because their error bound was too large. (B5)"""
+"""Counts of the guard: how often rows of activations ran in float because their error bound (B5)
+was too large."""
 
 from __future__ import annotations
 
@@ -8,15 +9,15 @@ import qfx._C as _C
 
 
 class Guard(NamedTuple):
-    """The largest relative error bound of rows in int8, and the name under which calls are
-    counted."""
+    """The guard of one matmul. `limit`: rows of x with a larger relative error bound run in float.
+    `site`: the name under which calls and rows are counted."""
 
     limit: float
     site: str
 
 
 class GuardCount(NamedTuple):
-    """The counts of the guard of a site: all calls and rows, and those that ran in float.
+    """The counts of the guard of one matmul: all calls and rows, and those that ran in float.
 
     `float_calls`: calls with at least one row in float. `float_rows`: rows in float.
     """
@@ -40,5 +41,5 @@ def guard_counts() -> dict[str, GuardCount]:
 
 
 def taken(site: str) -> GuardCount:
-    """Returns the counts of one site and resets them."""
+    """Returns the counts of the guarded matmul called `site`, and resets them."""
     return GuardCount(*_C.take_guard_counts(site))

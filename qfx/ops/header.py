@@ -44,7 +44,7 @@ class Header(NamedTuple):
 
 
 def header_of(weight: Tensor) -> Header:
-    """Reads the header of a packed weight, which must have values."""
+    """Reads the header of a packed weight, which must not be on the meta device."""
     raw = bytes(weight[: struct.calcsize(_FIELDS)].view(torch.uint8).tolist())
     _, _, bits, shift, scales, magnitude, *sizes = struct.unpack(_FIELDS, raw)
     n, k, group, scale_group = sizes

@@ -13,8 +13,9 @@ HIDDEN, BEHIND = -1e4, -1e3  # mask values, absolute and below the row's largest
 
 
 def batch_of(q: Tensor, k: Tensor, v: Tensor) -> tuple[int, ...]:
-    """Returns the batch axes of attention: those of q, k and v broadcast. k and v may have fewer
-    heads (the last batch axis) than q; each head then serves consecutive heads of q."""
+    """Returns the batch axes of attention: the broadcast batch axes of q, k and v. k and v may have
+    fewer heads (the last batch axis) than q; each of them then belongs to several consecutive heads
+    of q."""
     if q.shape[:-2] == k.shape[:-2] == v.shape[:-2]:
         return tuple(q.shape[:-2])
     keys, values = (_heads(t.shape[:-2], _group(q, k, v)) for t in (k, v))
@@ -35,7 +36,7 @@ def _heads(batch: Sequence[int], group: int) -> tuple[int, ...]:
 
 
 def matched(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns q, k and v, each expanded to all batch axes."""
+    """Returns q, k and v, each expanded to the batch axes of `batch_of`."""
     batch, group = batch_of(q, k, v), _group(q, k, v)
     if group > 1:
         k, v = (t.repeat_interleave(group, -3) for t in (k, v))

@@ -43,7 +43,7 @@ def sizes_of(layout: Layout, k: Any) -> Int8Sizes:
 
 
 def int8_size(layout: Layout, k: Any) -> Any:
-    """Returns the bytes of a packed weight of k columns."""
+    """Returns the number of bytes of a packed weight with k columns."""
     sizes = sizes_of(layout, k)
     return HEADER_BYTES + sizes.panels * (sizes.values + sizes.codes)
 
@@ -73,7 +73,7 @@ def _sums(padded: Tensor, group: int, sizes: Int8Sizes) -> Tensor:
 
 
 def _panels(values: Tensor, sizes: Int8Sizes) -> Tensor:
-    """Converts [N, *] to [P, 32, *]."""
+    """Cuts the rows into panels: [N, *] -> [P, 32, *], zero padded."""
     whole = F.pad(values, (0, 0, 0, sizes.panels * PANEL - len(values)))
     return whole.reshape(sizes.panels, PANEL, values.shape[1])
 
@@ -106,7 +106,7 @@ def _parts(weight: Tensor, sizes: Int8Sizes) -> tuple[Tensor, Tensor]:
 
 
 def _of_panels(content: Tensor, dtype: torch.dtype, n: int) -> Tensor:
-    """Inverts _by_panel."""
+    """Inverts _by_panel: returns [n, *] of `dtype` from int8 [P, bytes]."""
     panels, count = len(content), content.shape[1] // (4 * PANEL)
     values = content.reshape(-1).view(dtype).reshape(panels, count, PANEL)
     return values.transpose(1, 2).reshape(panels * PANEL, count)[:n].contiguous()

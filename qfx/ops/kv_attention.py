@@ -1,4 +1,4 @@
-"""kv_attention: a few queries attend to a cache of codes. Reference, fake, gradient.
+"""kv_attention: attention of a few queries to a cache in int8 or int4. Reference, fake, gradient.
 
 See docs/numerics.md (K3) to (K5).
 """

@@ -16,10 +16,11 @@ LARGEST_STEP = 128  # tokens that one step writes before it reads
 
 
 def ring_slots(window: int) -> int:
-    """Returns the number of slots of a ring cache, in which token n is stored at slot n modulo this
-    number, for queries that see `window` keys including their own. After a step of LARGEST_STEP
-    tokens has filled whole blocks, the keys that its first query sees must still be present: window
-    + LARGEST_STEP + TOKENS, rounded up to whole blocks."""
+    """Returns the number of slots of a ring cache for attention in which a query sees `window`
+    keys, including its own. Token n is stored at slot n modulo this number.
+
+    After a step of LARGEST_STEP tokens has filled whole blocks, the keys that its first query sees
+    must still be present: window + LARGEST_STEP + TOKENS, rounded up to whole blocks."""
     return -(-(window + LARGEST_STEP + TOKENS) // TOKENS) * TOKENS
 
 
@@ -57,7 +58,8 @@ def kv_copy_blocks(
 
 
 def _in_blocks(tensor: Tensor) -> Tensor:
-    """Returns a view of keys as they are, of scales and values as [B, H, L / 16, 16, bytes]."""
+    """Returns a view of a tensor of a cache with an axis of blocks: keys as they are, scales and
+    values as [B, H, L / 16, 16, bytes]."""
     return tensor if tensor.ndim == 5 else tensor.unflatten(2, (-1, TOKENS))
 
 
@@ -74,8 +76,8 @@ def _(
 
 
 def found_by(table: Tensor | None, tensor: Tensor) -> Tensor:
-    """Returns a tensor of a cache with its blocks selected by a block table; the tensor itself
-    without one."""
+    """Returns a tensor of a cache with the blocks that a block table names; the tensor itself if
+    `table` is None."""
     if table is None:
         return tensor
     blocks = torch.arange(table.shape[1], dtype=torch.int64, device=table.device)

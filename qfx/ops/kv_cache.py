@@ -1,4 +1,4 @@
-"""kv_write, kv_keys, kv_values: a cache in codes of 8 or 4 bits. Reference, fake, gradient.
+"""kv_write, kv_keys, kv_values: a KV cache in codes of 8 or 4 bits. Reference, fake, gradient.
 
 A cache is four tensors whose first two axes are sequences and heads; rows may be selected,
 reordered and repeated along these. With 8 bits there are int8 codes with one scale per token and
@@ -25,11 +25,13 @@ LARGEST_ROTATION = 256
 def kv_empty(
     batch: int, heads: int, length: int, d: int, key_bits: int = 8, value_bits: int = 8
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Returns (keys, key_scale, values, value_scale) of a cache with room for `length` tokens of D
-    = `d` features, rounded up to a multiple of 16: zeros on the CPU. For keys and for values each,
-    a head takes `d * bits / 8 + 4` bytes per token with 8 bits and `d * bits / 8 + 8` with 4.
+    """Returns the tensors (keys, key_scale, values, value_scale) of an empty cache: zeros, on the
+    CPU. `length`: the number of tokens for which there is room, rounded up to a multiple of 16.
+    `d`: the number of features of a key and of a value.
 
-    Raises ValueError for bits that are neither 8 nor 4, and for an odd D with 4 bits.
+    For each token and head, keys take `d * bits / 8` bytes, and 4 bytes more for a scale with 8
+    bits, or 8 bytes more for a scale and a minimum with 4 bits. Values take the same. Raises
+    ValueError for bits that are neither 8 nor 4, and for an odd `d` with 4 bits.
     """
     shapes = kv_shapes(batch, heads, length, d, key_bits, value_bits)
     keys, key_scale, values, value_scale = (
@@ -41,7 +43,8 @@ def kv_empty(
 def kv_shapes(
     batch: int, heads: int, length: int, d: int, key_bits: int = 8, value_bits: int = 8
 ) -> list[tuple[tuple[int, ...], torch.dtype]]:
-    """Returns the shape and dtype of each tensor of `kv_empty`. Raises the same errors."""
+    """Returns the shape and dtype of each tensor of `kv_empty`. Raises ValueError in the same
+    cases."""
     capacity = -(-length // TOKENS) * TOKENS
     key_size, key_dtype, key_scales = _token(d, key_bits)
     size, dtype, scales = _token(d, value_bits)
@@ -54,7 +57,8 @@ def kv_shapes(
 
 
 def _token(d: int, bits: int) -> tuple[int, torch.dtype, int]:
-    """Returns the bytes, their dtype and the number of scales of one token and head."""
+    """Returns, for one token and head, the number of bytes of its codes, the dtype of these bytes,
+    and how many scales there are (a minimum counts as one)."""
     if bits not in (4, 8):
         raise ValueError(f"a cache of {bits} bits: expected 8 or 4")
     if bits == 4 and d % 2:
@@ -73,7 +77,8 @@ def features_of(codes: Tensor, scale: Tensor) -> int:
 
 
 def rotation_of(d: int) -> int:
-    """Returns the largest power of two that divides D, at most 256; 0 if that is 1."""
+    """Returns the size of the blocks in which D features are rotated: the largest power of two that
+    divides D, at most 256; 0 for no rotation if that is 1."""
     block = min(d & -d, LARGEST_ROTATION)
     return block if block > 1 else 0
 
@@ -140,7 +145,7 @@ def _(
 
 
 def key_codes(keys: Tensor, key_scale: Tensor, length: int) -> Tensor:
-    """Returns the codes [B, H, length, D] of the first keys."""
+    """Returns the codes [B, H, length, D] of the first `length` keys."""
     codes = keys.transpose(-1, -2).flatten(2, 3)[:, :, :length]
     if bits_of(key_scale) == 4:
         codes = torch.stack([codes & 15, codes >> 4], -1).flatten(-2)
@@ -148,7 +153,7 @@ def key_codes(keys: Tensor, key_scale: Tensor, length: int) -> Tensor:
 
 
 def value_codes(values: Tensor, value_scale: Tensor, length: int) -> Tensor:
-    """Returns the codes [B, H, length, E] of the first values."""
+    """Returns the codes [B, H, length, E] of the first `length` values."""
     codes = values[:, :, :length]
     return codes if bits_of(value_scale) == 8 else torch.cat([codes & 15, codes >> 4], -1)
 

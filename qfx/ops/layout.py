@@ -1,4 +1,5 @@
-"""Layout: the properties of a packed weight that operators take as an argument, five integers."""
+"""Layout: the properties of a packed weight as five integers, the form in which operators take
+them."""
 
 from __future__ import annotations
 
@@ -44,6 +45,7 @@ def each_layout(numbers: Sequence[Any]) -> list[Layout]:
 
 
 def layout_of(spec: QSpec, group: int, n: Any) -> list[Any]:
-    """Returns the layout of weights of `spec` with n rows. `group`: `Scheme.group`."""
+    """Returns the `Layout` of a weight with n rows that is quantized by `spec`, as a list. `group`:
+    `Scheme.group`."""
     bits = spec.bits if spec.packed else 8
     return list(Layout(n, bits, group or spec.group, spec.group, int(not spec.symmetric)))

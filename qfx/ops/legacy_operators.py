@@ -1,6 +1,6 @@
 """Operators of earlier versions, which programs exported with those versions call. Each raises an
-error that says so when it runs. Their scales were stored apart from the packed weight; those of
-this version are not."""
+error that says so when it runs. Earlier versions stored scales apart from the packed weight, this
+version stores them in it."""
 
 from __future__ import annotations
 

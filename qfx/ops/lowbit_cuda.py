@@ -1,9 +1,9 @@
-"""Weights of 4 and 5 bits on CUDA, for which there are no kernels yet. They are correct, and no
-faster than what they do: a float matmul with the values that the codes represent.
+"""Linears with weights of 4 and 5 bits on CUDA, for which there are no kernels yet. They dequantize
+the weight and run a float matmul, so they are not faster than float.
 
-The packed weight is that of the CPU. The CUDA operators call these functions by name for such
-weights (csrc/cuda/ops/lowbit.cpp); `linear` passes the values of its codes as x. Outputs are within
-the roundings of a float32 matmul of (E4).
+The packed weight has the layout of the CPU. The CUDA operators call these functions by name for
+such weights (csrc/cuda/ops/lowbit.cpp); `linear` passes the values of its codes as x. Outputs are
+within the roundings of a float32 matmul of (E4).
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ def low_bit_linear(
     activation: str,
     out_dtype: torch.dtype,
 ) -> Tensor:
-    """Computes act(x @ w.T + bias) [..., N] from x [..., K] float."""
+    """Computes act(x @ w.T + bias) [..., N] from x [..., K] float and a packed weight of 4 or 5
+    bits."""
     k, group = x.shape[-1], layout[2]
     codes, *of_groups = unpack_weight(weight, layout, k)
     scale, zero, minimum = (v.repeat_interleave(group, 1)[:, :k] for v in of_groups)

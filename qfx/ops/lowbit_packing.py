@@ -106,7 +106,7 @@ def pack_lowbit(
 
 
 def shift_of(zero_point: Tensor | None, minimum: Tensor | None) -> int:
-    """Returns the shift of the codes: NONE, ZERO_POINTS or MINIMUMS."""
+    """Returns what shifts the codes: NONE, ZERO_POINTS or MINIMUMS, as the header says it."""
     return ZERO_POINTS if zero_point is not None else MINIMUMS if minimum is not None else NONE
 
 

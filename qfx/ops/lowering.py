@@ -1,8 +1,8 @@
 """Lowering: which operator calls a linear of a scheme consists of, and in which order.
 
 `lower` is called by the canonical form (`qfx.rewriting.canonical`), which makes nodes of the steps,
-and by modules (`qfx.nn.frozen`), which run them. The inputs and outputs of steps have names: those
-of the operators' arguments, and in addition
+and by modules (`qfx.nn.frozen`), which run them. The inputs and outputs of steps have names: the
+names of the operators' arguments, and in addition
 
     carrier                          x, if gradients flow to it; steps that quantize read x
     static_scale, static_zero_point  for the quantization of x, if they are not computed from x
@@ -40,9 +40,9 @@ CODES = ("q", "scale", "zero_point")
 
 @dataclass(frozen=True, eq=False)
 class LoweringStep:
-    """One call. `named`: arguments that have other names among the values: one name, several names
-    of which the argument is the list, or None for absent arguments. `stem`: the name of its node in
-    graphs."""
+    """One operator call of a linear. `gives`: the names of its results. `stem`: the name of its
+    node in graphs. `named`: for arguments whose value has another name: this name, or several names
+    of which the argument is the list, or None for an absent argument."""
 
     call: OperatorCall
     gives: tuple[str, ...]
@@ -55,7 +55,8 @@ class LoweringStep:
         object.__setattr__(self, "sources", sources)
 
     def run(self, values: Values) -> Any:
-        """Calls the operator: the same as `call(read(values))`, but faster."""
+        """Calls the operator and returns its result: the same as `call(read(values))`, but
+        faster."""
         call = self.call
         given = [values.get(s) if type(s) is str else _found(s, values) for s in self.sources]
         while len(given) > call.required and given[-1] is None:
@@ -63,7 +64,8 @@ class LoweringStep:
         return call.operator(*given)
 
     def read(self, values: Values) -> Values:
-        """Returns the values by the names of the operator's arguments."""
+        """Returns the values by the names of the operator's arguments. `values`: by the names of
+        the steps."""
         if not self.named:
             return values
         return {**values, **{name: _found(source, values) for name, source in self.named.items()}}
@@ -85,10 +87,10 @@ class Lowered(NamedTuple):
 
 @dataclass(frozen=True)
 class Circumstance:
-    """The circumstances of a linear. `turned`: K is transformed. `trains`: gradients are recorded.
-    `guarded`: rows whose error may be too large run in float. `canonical`: use operators that do
-    one thing each, which fusion later combines; otherwise use as few operators as possible,
-    `on_cuda` or on the CPU."""
+    """The circumstances of a linear. `turned`: x and w are transformed along K, equation (R1).
+    `trains`: gradients are recorded. `guarded`: rows of x whose error may be too large run in
+    float. `canonical`: use operators that do one thing each, which fusion later combines; otherwise
+    use as few operators as possible, `on_cuda` or on the CPU."""
 
     turned: bool
     trains: bool = False
@@ -117,8 +119,8 @@ _STE = (
 
 
 def lower(scheme: Scheme, circumstance: Circumstance) -> Lowered:
-    """Returns the steps from x to y. Forms without a gradient have the same steps if one is
-    recorded."""
+    """Returns the operator calls that compute a linear of this scheme, from x to y. Calls of a form
+    without gradients are the same whether or not gradients are recorded."""
     form = form_of(scheme)
     if circumstance.guarded:
         return Lowered((), _GUARDED)

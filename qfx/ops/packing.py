@@ -1,4 +1,4 @@
-"""Packing and Constant: values that define how the operands of a rewritten site are made.
+"""Packing and Constant: values that define how the constant operands of an int8 matmul are made.
 
 `parts_of` is the one definition of a packed weight. It runs on tensors, and on `fx.Proxy` to emit
 the same operators into a graph.
@@ -35,9 +35,10 @@ class Constant(NamedTuple):
 
 @dataclass(frozen=True)
 class Packing:
-    """The way in which a weight is stored: divided by `factor` [K], rotated in blocks, then codes
-    by `spec`; the `outliers` columns are stored separately in float. `rounding`: the codes, if not
-    rounded to nearest. `group`: `Scheme.group`; by default that of the spec."""
+    """The way in which a weight is stored: divided by `factor` [K], rotated in blocks, then
+    quantized by `spec`. The `outliers` columns are stored separately in float. `rounding`: the
+    codes, if they are not rounded to nearest. `group`: `Scheme.group`; by default the group of
+    `spec`."""
 
     spec: QSpec
     factor: tuple[float, ...] | None = None
@@ -52,7 +53,8 @@ class Packing:
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """The names of its tensors: fields of `qfx.weights.cache.Packed`."""
+        """The names of the tensors of a weight that is stored in this way: fields of
+        `qfx.weights.cache.Packed`."""
         factor = ("factor",) if self.spec.axes == PER_COLUMN else ()
         columns = ("columns",) if self.outliers else ()
         error = ("error",) if self.guarded else ()
@@ -81,7 +83,8 @@ def parts_of(
     """Returns the parts of a packed weight, from w_nk and the `Packing.constants`. (R1) (R3)
     (Q1)-(Q3)
 
-    If `constants` contains `codes`, int8 [N, K], they replace those of (Q3). (Q9)
+    If `constants` contains `codes`, int8 [N, K], as found by (Q9), they replace the codes rounded
+    to nearest (Q3).
     """
     spec, found, given = packing.spec, {}, w_nk
     factor, outliers = constants.get("factor"), constants.get("outliers")
@@ -101,8 +104,9 @@ def parts_of(
 
 
 def _error(w: Any, w_nk: Any, triple: Any, packing: Packing, k: int | None) -> Any:
-    """Returns alpha and beta, float32 [2]: the norms of the codes and of their error, relative to
-    w. (B5)"""
+    """Returns alpha and beta of the bound (B5), float32 [2]: the largest norm, over the rows of a
+    weight, of the values of its codes, and of their error, relative to the norm of the row of
+    `w`."""
     wanted = aten.to.dtype(w_nk, torch.float32)
     if packing.rotation:
         wanted = ops.rotate.default(wanted, None, packing.rotation)

@@ -44,7 +44,7 @@ def quantize(
     an infinity. With groups of K each group is treated like a row, G = ceil(K / group), and the
     last group may be shorter. A given `scale` float32, optionally with a zero point int32, is one
     for all or one for each row (Q6). `seed` int64 [1]: symmetric codes, rounded stochastically
-    (Q7); they depend on nothing but the arguments' values.
+    (Q7). The codes depend on nothing but the values of the arguments.
     """
     how = Code(*code)
     x = rotate(x.float(), factor, how.rotation)
@@ -83,7 +83,7 @@ def _dynamic(x: Tensor, how: Code) -> Triple:
 
 
 def _in_groups(x: Tensor, how: Code) -> Triple:
-    """Quantizes each group of K as a row."""
+    """Quantizes each group of K like a row, with a scale and a zero point of its own."""
     k, rows = x.shape[-1], x.shape[:-1].numel()
     groups = -(-k // how.group)
     padded = F.pad(x.reshape(rows, k), (0, groups * how.group - k))

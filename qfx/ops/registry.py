@@ -132,7 +132,8 @@ INSTEAD = "use qfx::linear_ste where gradients are needed, as the qfx backend do
 
 
 def no_gradient(name: str, instead: str = INSTEAD) -> None:
-    """Makes `backward` through operator `name` an error sentence instead of a silent None."""
+    """Makes a backward through the operator `name` raise an error that says what to use instead.
+    Without this, PyTorch silently returns no gradient."""
 
     def formula(ctx: Any, *grads: Any) -> Any:
         raise NotImplementedError(

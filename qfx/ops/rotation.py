@@ -13,7 +13,8 @@ ops = torch.ops.qfx
 
 
 def _stage(v: Tensor, h: int, back: bool) -> Tensor:
-    """Adds or subtracts to every element of v [..., block] its partner at distance h."""
+    """Computes one stage of R, or of its transpose if `back`: adds to every element of v [...,
+    block] its partner at distance h, or subtracts the partner. Equation (R1)."""
     i = torch.arange(v.shape[-1], dtype=torch.int64, device=v.device)
     at = i ^ h if back else i
     low_bit_of_a_digit = bool(h & 0b01010101)
@@ -23,7 +24,8 @@ def _stage(v: Tensor, h: int, back: bool) -> Tensor:
 
 
 def rotated_blocks(v: Tensor, block: int, back: bool) -> Tensor:
-    """Multiplies every `block` consecutive elements of K by R, or by its transpose."""
+    """Multiplies every `block` consecutive elements of K by R, or by the transpose of R if
+    `back`."""
     blocks = v.reshape(*v.shape[:-1], v.shape[-1] // block, block)
     stages = [2**i for i in range(block.bit_length() - 1)]
     for h in reversed(stages) if back else stages:
@@ -33,7 +35,7 @@ def rotated_blocks(v: Tensor, block: int, back: bool) -> Tensor:
 
 @reference
 def rotate(x: Tensor, factor: Tensor | None, rotation: int, back: bool = False) -> Tensor:
-    """Computes R (x * factor): x float [..., K], factor float32 [K] or 1, R in blocks of
+    """Computes R (x * factor): x float [..., K], factor float32 [K] or None for 1, R in blocks of
     `rotation`. (R1)
 
     `rotation` is 0 (no R), 16 or 64 and divides K. `back`: computes factor * (R^T x), the gradient.

@@ -1,5 +1,6 @@
-"""Sharding: how PyTorch's distributed tensors pass through our operators. They are cut along rows
-of activations, or along batches and heads of attentions. Weights are whole on each rank.
+"""Sharding: how PyTorch's distributed tensors (DTensor) pass through the operators of qfx.
+Activations are cut along rows, operands of attention along batches and heads. Weights are whole on
+each rank.
 
 PyTorch accepts such rules only when its distributed tensors are imported, which takes as long as
 the rest of `import qfx`. Therefore `register` is called when qfx first meets them.
@@ -46,8 +47,10 @@ def register() -> None:
 def _rule(
     operator: Any, names: Sequence[str], results: int, whole_dims: int
 ) -> Callable[..., list[tuple[list[Any], list[Any]]]]:
-    """Returns a function of an operator's arguments that returns the possible placements of its
-    tensors. Those of `names` that have the dimension are cut."""
+    """Returns the sharding rule of an operator: a function of its arguments that returns all
+    placements that PyTorch may choose. In each, either everything is whole, or those of the
+    arguments `names` that have a certain dimension are cut along it. The last `whole_dims`
+    dimensions are never cut."""
     from torch.distributed.tensor import Replicate, Shard
 
     schema = [argument.name for argument in operator._schema.arguments]
@@ -82,6 +85,7 @@ def _has(tensor: Any, dim: int) -> bool:
 
 
 def _alike(tensors: Sequence[Any], dim: int) -> bool:
-    """Whether equal shares of the tensors belong together, as for heads that share keys."""
+    """Whether the parts that a rank gets belong together if all tensors are cut along `dim`: their
+    sizes are equal or, as for heads that share keys, multiples of the number of ranks."""
     sizes = {tensor.shape[dim] for tensor in tensors}
     return len(sizes) == 1 or not any(size % tensors[0].mesh.size() for size in sizes)

@@ -1,4 +1,4 @@
-"""quantize, dequantize and the error between: functions of a tensor and a QSpec, for any use.
+"""Functions that quantize and dequantize a tensor by a QSpec, and measure the error, for any use.
 
 A tensor [..., K] is treated as the matrix [rows, K]. The elements that share a scale become a row
 for the operators: the matrix itself, its transpose (`PER_COLUMN`) or its groups. Equations:

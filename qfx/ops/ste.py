@@ -1,11 +1,11 @@
-"""linear_ste: a linear that trains, or whose input does, with straight-through gradients. See
-docs/numerics.md (T1) (T2) (T3).
+"""linear_ste: a linear with straight-through gradients, for training its weight or what computes
+its input. See docs/numerics.md (T1) (T2) (T3).
 
-The forward is `linear` on codes that were computed before, so that sites with one input share them.
-`x`, `w`, `x_step` and `w_step` only determine where the gradients go; `factor` and the code's
-rotation say how x and w were transformed before they became codes (R1). The backward needs the
-packed weight, or the parameter w if it trains; the int8 codes of x with their scales if w or a step
-needs a gradient; and x only if its step is given.
+The forward is `linear` on codes that were computed before, so that linears with the same input
+share them. `x`, `w`, `x_step` and `w_step` only determine where the gradients go; `factor` and the
+code's rotation say how x and w were transformed before they became codes (R1). The backward needs
+the packed weight, or the parameter w if it trains; the int8 codes of x with their scales if w or a
+step needs a gradient; and x only if its step is given.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ def linear_ste(
     out_dtype: torch.dtype,
     factor: Tensor | None = None,
 ) -> Tensor:
-    """Computes linear(*codes, weight, layout, bias). `codes`: q, scale and zero point [..., K] ->
-    [..., N].
+    """Computes linear(*codes, weight, layout, bias), [..., N]. `codes`: q int8 [..., K], its scale
+    and its zero point.
 
     Gradients go to x [..., K], w [N, K] (None: the weight is frozen), bias [N], and to the steps
     (None for a dynamic scale). A weight that trains has one scale for each row. `seed` int64 [1]:
@@ -62,7 +62,8 @@ linear_fake("linear_ste")
 
 
 def weight_values(weight: Tensor, layout: Sequence[int], k: int, dtype: torch.dtype) -> Tensor:
-    """Returns w^ [N, K], the values that a packed weight represents. (Q5) (Q14)"""
+    """Dequantizes a packed weight: returns w^ [N, K], the values that its codes represent.
+    Equations (Q5) (Q14)."""
     fields = Layout(*layout)
     codes, scale, zero, minimum = ops.unpack_weight(weight, list(layout), k)
     found = Quantized(codes, scale, zero, QSpec(group=fields.scale_group))
@@ -217,8 +218,8 @@ def through_step(
 
 
 def _weight(ctx: Any, saved: _Saved, dtype: torch.dtype) -> Tensor:
-    """Returns w^ [N, K]. The forward's codes are not used, because they would have to stay in
-    memory until the backward."""
+    """Returns the dequantized weight w^ [N, K]. If the float weight is saved, it is quantized
+    again, so that the codes of the forward need not stay in memory until the backward."""
     if saved.weight is not None:
         return weight_values(saved.weight, ctx.layout, ctx.shape[-1], dtype)
     axes = [0, 1] if ctx.w_per_tensor else [1]
@@ -241,8 +242,8 @@ def _weight_codes(ctx: Any, saved: _Saved) -> tuple[Tensor, Tensor]:
 def _int8_product(
     g: Tensor, factor: Tensor, codes: Tensor, seed: Tensor, dtype: torch.dtype
 ) -> Tensor:
-    """Multiplies g [M, N] factor [N], rounded stochastically row by row, by codes [K, N] int8 ->
-    [M, K]."""
+    """Quantizes g [M, N] * factor [N], row by row and with stochastic rounding, and multiplies it
+    by codes [K, N] int8 -> [M, K]. Equation (T3)."""
     q, scale, zero_point = ops.quantize(g, list(Code()), None, None, seed, factor)
     k = codes.shape[0]
     weight = ops.pack_weight(codes, scale.new_ones(k))
@@ -253,8 +254,8 @@ def _int8_product(
 def _int8_weight_gradient(
     g: Tensor, scale: Tensor, q: Tensor, zero_point: Tensor, seed: Tensor
 ) -> Tensor:
-    """Computes sum_m g[m, n] scale[m] (q[m, k] - zero_point[m]), with the zero points as an
-    additional column of q."""
+    """Computes sum_m g[m, n] scale[m] (q[m, k] - zero_point[m]) -> [N, K] in int8, with the zero
+    points as an additional column of q. Equation (T3)."""
     rows = q.shape[0]
     columns = torch.cat([q, zero_point.expand(rows, 1).to(torch.int8)], 1)
     factor = scale.reshape(-1).expand(rows)

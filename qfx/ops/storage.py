@@ -1,4 +1,4 @@
-"""Storage: weights of a `QSpec` as packed tensors, and the values that they contain.
+"""Storage: packs weights that are quantized by a `QSpec`, and unpacks their codes and scales.
 
 `quantized` runs on tensors, and on `fx.Proxy` to emit the same operators into a graph. `group` in
 this file is the number of elements of K that are summed separately, which may also be required by
@@ -23,17 +23,17 @@ aten = torch.ops.aten
 
 
 class PackedTriple(NamedTuple):
-    """A packed quantized weight, and the codes, scale and zero point returned by `quantize` for
-    rows, or for groups as rows."""
+    """A packed quantized weight, and the `triple` that `quantize` returned for it: codes, scale and
+    zero point, with groups of K as rows if these have their own scales."""
 
     weight: Any
     triple: Any
 
 
 class Values(NamedTuple):
-    """The codes of a weight and their meaning, independent of any processor's layout: int8 [N, K],
-    and float32 and int32 of the shape `scale_shape`. `minimum`: for groups whose values are (code -
-    zero_point) scale + minimum. (Q5) (Q14)"""
+    """A quantized weight in a layout that does not depend on the processor: `codes` int8 [N, K],
+    `scale` float32 and `zero_point` int32 of the shape `scale_shape`. `minimum`: for groups whose
+    values are (code - zero_point) scale + minimum. Equations (Q5) (Q14)."""
 
     codes: Any
     scale: Any
@@ -44,8 +44,9 @@ class Values(NamedTuple):
 def quantized(
     w_nk: Any, spec: QSpec, group: int, rotation: int, k: int | None, codes: Any
 ) -> PackedTriple:
-    """Returns a float weight as this spec stores it. `codes` replace the codes rounded to nearest,
-    unless None. K must be known if it is cut into groups with scales. (Q1) (Q3) (E3) (Q14)"""
+    """Quantizes the float weight w_nk [N, K] by `spec` and packs it. `codes`: int8 [N, K] that are
+    used instead of the codes rounded to nearest, or None. K must be known if it is cut into groups
+    with scales. Equations (Q1) (Q3) (E3) (Q14)."""
     if spec.group:
         assert k is not None
         return _by_group(w_nk, spec, rotation, k, codes)
@@ -60,7 +61,8 @@ def quantized(
 
 
 def _by_group(w_nk: Any, spec: QSpec, rotation: int, k: int, codes: Any) -> PackedTriple:
-    """Quantizes each group of a row as a row, with one scale and zero point."""
+    """Quantizes and packs a weight whose groups of K each have a scale and a zero point: each group
+    is quantized like a row."""
     padding = -k % spec.group
     if rotation:
         w_nk = ops.rotate.default(aten.to.dtype(w_nk, torch.float32), None, rotation)
@@ -92,7 +94,8 @@ def _as_rows(values: Any, columns: int, w_nk: Any) -> Any:
 
 
 def quantize_to_half(rows: Any, bits: int, symmetric: bool) -> tuple[Any, Any, Any]:
-    """Quantizes rows as `quantize` does, but with its scales rounded to bfloat16. (Q14)"""
+    """Quantizes rows as `quantize` does, but with scales that are rounded to bfloat16. Equation
+    (Q14)."""
     code = list(Code(bits, int(symmetric)))
     found = ops.quantize.default(rows, code)
     half = aten.to.dtype(aten.to.dtype(found[1], torch.bfloat16), torch.float32)
@@ -102,7 +105,7 @@ def quantize_to_half(rows: Any, bits: int, symmetric: bool) -> tuple[Any, Any, A
 
 
 def packed_values(values: Values, spec: QSpec, group: int) -> Any:
-    """Returns the packed weight of these values."""
+    """Packs the codes, scales, zero points and minimums of a weight."""
     codes, scale, zero, minimum = values
     if not spec.packed:
         return ops.pack_weight(codes, scale, zero, None, 8, group or spec.group)
@@ -114,7 +117,7 @@ def packed_values(values: Values, spec: QSpec, group: int) -> Any:
 
 
 def values_of(weight: Any, spec: QSpec, group: int, n: int, k: int) -> Values:
-    """Returns the values of a packed weight [n, k]."""
+    """Unpacks the codes, scales, zero points and minimums of a packed weight [n, k]."""
     codes, scale, zero, minimum = ops.unpack_weight(weight, layout_of(spec, group, n), k)
     scale = scale.reshape(scale_shape(spec, group, n, k))
     if spec.symmetric:
@@ -130,7 +133,7 @@ def scale_shape(spec: QSpec, group: int, n: int, k: int) -> tuple[int, ...]:
 
 
 def stored_bytes(spec: QSpec, group: int, n: int, k: int) -> int:
-    """Returns the bytes of a packed weight [n, k] on the CPU, which a call with a few rows
-    reads."""
+    """Returns the number of bytes of a packed weight [n, k] on the CPU. A call with a few rows of x
+    reads all of them."""
     shift = NONE if spec.symmetric else ZERO_POINTS
     return packed_size(Layout(*layout_of(spec, group, n)), k, shift)

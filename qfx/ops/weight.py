@@ -1,5 +1,5 @@
-"""pack_weight, unpack_weight, weight_scale, cut_weight: a weight as one tensor, which the products
-read. References and fakes.
+"""pack_weight, unpack_weight, weight_scale, cut_weight: a quantized weight as one tensor, as the
+matmul kernels read it. References and fakes.
 
 The layouts on the CPU are described in qfx/ops/int8_packing.py and qfx/ops/lowbit_packing.py. On
 CUDA a weight of 8 bits has no header, because it could not be read without waiting for the GPU.
@@ -96,7 +96,8 @@ def _empty(like: Tensor, layout: Layout, k: Any, shift: int) -> Tensor:
 
 
 def packed_size(layout: Layout, k: int, shift: int = 0) -> int:
-    """Returns the bytes of a packed weight of k columns on the CPU. `shift`: as in its header."""
+    """Returns the number of bytes of a packed weight with k columns on the CPU. `shift`: as in its
+    header."""
     if layout.low_bit:
         return lowbit_size(layout.n, k, layout.bits, layout.group, shift)
     return int(int8_size(layout, k))
@@ -106,7 +107,7 @@ def packed_size(layout: Layout, k: int, shift: int = 0) -> int:
 
 
 def cuda_packed_size(layout: Layout, k: Any) -> Any:
-    """Returns the bytes of a packed weight of 8 bits and k columns on CUDA."""
+    """Returns the number of bytes of a packed weight of 8 bits with k columns on CUDA."""
     n, group = layout.n, layout.group
     size = 4 * (-(-n // CUDA_COLUMNS) * CUDA_COLUMNS) + n * (-(-k // CUDA_PITCH) * CUDA_PITCH)
     if group:
@@ -128,7 +129,7 @@ def cuda_pack_weight(
     bits: int = 8,
     group: int = 0,
 ) -> Tensor:
-    """Packs like pack_weight on CUDA, from operands on any device."""
+    """Packs in the layout of pack_weight on CUDA, from tensors on any device."""
     if bits != 8:
         return pack_lowbit(codes, scale, zero_point, minimum, bits, group)
     (n, k), (scale, zero_point) = codes.shape, _by_row(scale, zero_point)

@@ -1,4 +1,4 @@
-"""Break-even: the sizes for which a site gains from int8, as a condition on its symbolic M."""
+"""Break-even: the sizes for which a matmul gains from int8, as a condition on its symbolic M."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ Gains = Callable[[int], bool]
 
 
 def condition(m: torch.SymInt, gains: Gains) -> sympy.Basic:
-    """Returns where `gains(m)` holds within the range of m: true, false, or relations in its
-    symbols.
+    """Returns the condition under which `gains(m)` holds within the range of m: true, false, or
+    relations in the symbols of m.
 
-    The predicate is sampled at powers of two and between them, and each change is located by
+    `gains` is sampled at powers of two and between them, and each change is located by
     bisection.
     """
     size, (low, high) = expression(m), ends(m)
@@ -54,15 +54,17 @@ def _first_change(below: int, above: int, gains: Gains) -> int:
 
 
 def holds_for_captured(m: torch.SymInt, where: sympy.Basic) -> bool:
-    """Whether the condition holds for the captured sizes; other sizes will be captured again."""
+    """Whether the condition `where` holds for the sizes with which the graph is captured. This adds
+    a guard: for sizes with another answer, the graph will be captured again."""
     if where in (sympy.true, sympy.false):
         return bool(where)
     return holds_now(m, where)
 
 
 def why_untied(m: torch.SymInt, where: sympy.Basic) -> str | None:
-    """Returns why no guard can test the condition, or None. A size that depends on data is known
-    too late, and a guard that contradicts the user's `mark_dynamic` is an error."""
+    """Returns why no guard of Dynamo can test the condition `where`, or None if one can. A size
+    that depends on data is known too late, and a guard that contradicts the user's `mark_dynamic`
+    is an error."""
     if hint(m) is None:
         return "it depends on data"
     for size, marked_range in marked(m):
@@ -75,7 +77,8 @@ def why_untied(m: torch.SymInt, where: sympy.Basic) -> str | None:
 
 
 def _leaves_one(size: torch.SymInt, where: sympy.Basic) -> bool:
-    """Whether the guard would allow the size no value but the captured one."""
+    """Whether a guard on the condition `where` would allow the size no value but the captured
+    one."""
     seen, (low, high) = hint(size), ends(size)
     if seen is None or where.free_symbols != {expression(size)}:
         return False

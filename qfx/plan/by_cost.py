@@ -1,5 +1,5 @@
-"""Decision by cost for a site that no pattern and no recipe decides: int8 if its predicted gain is
-large enough."""
+"""Decision by cost for a matmul that no pattern and no recipe decides: int8 if its predicted gain
+is large enough."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from qfx.values.scheme import Scheme
 
 
 def by_cost(site: Site, config: Config, costs: Costs) -> Entry:
-    """Returns the decision on a site: the scheme of the configuration, or the reason why the site
-    stays float, with the predicted seconds."""
+    """Returns the decision on a matmul with a weight: the scheme of the configuration, or the
+    reason why the matmul stays float, with the predicted seconds."""
     m, dtype = hint(site.m), site.out_dtype or torch.float32
     scheme = config.chosen.at(site.k)
     if why_not := impossible(site, scheme):
@@ -62,8 +62,8 @@ def _unpriced(site: Site, config: Config, scheme: Scheme, why: str) -> Entry:
 
 
 def _estimate(site: Site, m: int, dtype: torch.dtype, scheme: Scheme, cost: CostModel) -> Estimate:
-    """Returns the estimate of the forward, including the packing of the weight if every call packs
-    it. Zero rows count as one."""
+    """Returns the predicted seconds of a matmul with `m` rows in float and in int8, including the
+    packing of the weight if every call packs it. Zero rows count as one."""
     assert site.k is not None and site.n is not None
     work = Work.linear(max(m, 1), site.k, site.n, dtype, scheme)
     found, more = cost.estimate(work), 0.0
@@ -77,8 +77,8 @@ def _estimate(site: Site, m: int, dtype: torch.dtype, scheme: Scheme, cost: Cost
 def _where(
     site: Site, config: Config, cost: CostModel, scheme: Scheme
 ) -> tuple[sympy.Basic | None, str]:
-    """Returns the break-even in the site's symbolic M, or None if no guard can test it, and its
-    description in words."""
+    """Returns the condition on a symbolic M under which int8 gains enough, and its description in
+    words. The condition is None if M is a number or no guard can test it."""
     if not isinstance(site.m, torch.SymInt):
         return None, ""
     dtype = site.out_dtype or torch.float32
@@ -108,7 +108,8 @@ def _by_range(
 
 
 def tie_to_sizes(plan: Plan) -> None:
-    """Ties the captured graph to the sizes for which the decisions of the plan are right."""
+    """Makes Dynamo use the captured graph only for sizes for which the decisions of the plan are
+    right (by guards)."""
     for entry in plan.entries:
         if entry.where is not None:
             assert isinstance(entry.match.m, torch.SymInt)

@@ -36,7 +36,7 @@ def why_excluded(match: Match) -> str | None:
 
 
 def impossible(site: Site, scheme: Scheme) -> str | None:
-    """Returns why this site cannot have this scheme, or None."""
+    """Returns why this matmul cannot be int8 with this scheme, or None if it can."""
     form = form_of(scheme)
     if site.trains and (why_not := why_no_gradient(scheme, site.weight_trains)):
         return why_not
@@ -48,7 +48,8 @@ def impossible(site: Site, scheme: Scheme) -> str | None:
 
 
 def unguardable(entry: Entry, scheme: Scheme) -> str | None:
-    """Returns why a matmul of this scheme cannot be guarded, or None."""
+    """Returns why a matmul of this scheme cannot have a guard, which runs rows with a large error
+    in float; None if it can."""
     if not entry.match.weights:
         return "both operands are activations"
     if entry.recipe is not None and entry.recipe.outliers:
@@ -59,7 +60,8 @@ def unguardable(entry: Entry, scheme: Scheme) -> str | None:
 
 
 def why_nearest(site: Site) -> str | None:
-    """Returns why the codes of a recipe are not used, or None."""
+    """Returns why the codes that a recipe contains for the weight are not used; None if they
+    are."""
     why = "it trains" if site.weight_trains else site.repacked
     return f"rounded to nearest, as its weight is packed at every call: {why}" if why else None
 

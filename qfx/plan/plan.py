@@ -18,7 +18,8 @@ from qfx.values.site_recipe import SiteRecipe
 
 @dataclass(frozen=True)
 class Entry:
-    """The decision on one matmul. `scheme` is None if it stays float; `reason` says why."""
+    """The decision on one matmul. `scheme` is None if the matmul stays float; `reason` says why it
+    is int8 or float."""
 
     match: Match
     scheme: Scheme | None
@@ -31,14 +32,14 @@ class Entry:
 
     @property
     def token(self) -> str:
-        """The format that the matmul runs in: a scheme, by decision or because the model itself
-        calls it so, or `float`."""
+        """The format in which the matmul runs: a scheme, because it was decided or because the
+        model itself calls an int8 operator; or `float`."""
         return self.match.token if self.scheme is None else str(self.scheme)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """One entry for every matmul-like node of a graph, in graph order."""
+    """The decisions on a graph: one entry for every node that contains a matmul, in graph order."""
 
     entries: tuple[Entry, ...]
 
@@ -51,12 +52,13 @@ class Plan:
         return len(self.entries)
 
     def of(self, kind: type[Kind]) -> list[tuple[Kind, Entry]]:
-        """Returns the matches of one kind, each with its entry."""
+        """Returns the matches of one class, each with its entry."""
         by_node = {entry.match.node: entry for entry in self.entries}
         return [(m, by_node[m.node]) for m in of_kind((e.match for e in self.entries), kind)]
 
     def noting(self, notes: Mapping[int, Sequence[str]]) -> Plan:
-        """Returns the plan with words appended to the reasons of the entries at these places."""
+        """Returns the plan with words appended to the reasons of entries. `notes`: words by the
+        index of the entry."""
         entries = list(self.entries)
         for place, words in notes.items():
             reason = "; ".join([entries[place].reason, *words])

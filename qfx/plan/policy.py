@@ -1,4 +1,4 @@
-"""Policy: decides for every matmul on a scheme, or on the reason why it stays float.
+"""Policy: gives every matmul a scheme, or the reason why it stays float.
 
 The inputs are matches, configuration and costs. All policy is here, and it can be tested without
 kernels.
@@ -40,9 +40,10 @@ def decide(
     gpu_costs: GpuCosts | None = None,
     factors: Callable[[Site], tuple[float, ...] | str | None] = lambda site: None,
 ) -> Plan:
-    """Returns the plan of one graph. `cost`: the cost model of the CPU, `gpu_costs` those of GPUs;
-    None if there are no measurements, in which case every legal site is int8. `factors`: returns
-    the smoothing factors of a site that no recipe decides, or the reason why it has none."""
+    """Returns the plan of one graph. `cost`: the cost model of the CPU, `gpu_costs`: those of GPUs;
+    None if there are no measurements, in which case every matmul with a weight that int8 supports
+    is int8. `factors`: returns the smoothing factors of a matmul that no recipe decides, or the
+    reason why it has none."""
     price, found = Costs(cost, gpu_costs), recipes(config.recipe, matches)
     products = pinned(config.recipe, matches)
 
@@ -56,8 +57,8 @@ def decide(
 
 
 class _Criteria(NamedTuple):
-    """The inputs of a decision besides the match. `left`: the reason if the patterns leave it
-    float."""
+    """The inputs of a decision besides the match. `recipe`, `product`: the entry of the recipe for
+    this match. `left`: the reason if the patterns leave it float."""
 
     config: Config
     costs: Costs
@@ -68,7 +69,7 @@ class _Criteria(NamedTuple):
 
     @property
     def pinned(self) -> bool:
-        """Whether a whole plan is given, so that no prediction decides."""
+        """Whether the recipe is a whole plan, so that no prediction decides."""
         return self.config.recipe is not None and self.config.recipe.pinned is not None
 
 
@@ -141,7 +142,7 @@ def _asks_one(match: Match) -> bool:
 
 
 def _guarded(entry: Entry, config: Config) -> Entry:
-    """Returns the entry with the guard that the configuration requests, or with the reason why it
+    """Returns the entry with the guard that the option `guard` requests, or with the reason why it
     has none."""
     if config.guard is None or entry.scheme is None:
         return entry
@@ -172,9 +173,9 @@ def _by_recipe(site: Site, recipe: SiteRecipe) -> Entry:
 
 
 def _smoothed(entry: Entry, site: Site, criteria: _Criteria) -> Entry:
-    """Returns the entry with the factor of the site's activation if the activation is rotated, so
-    that multiplying by it needs no pass of its own. While gradients are recorded there is no
-    factor, because the weights may change."""
+    """Returns the entry with the smoothing factor of the matmul's input, if the input is rotated,
+    so that multiplying by the factor needs no pass of its own. While gradients are recorded there
+    is no factor, because the weights may change."""
     scheme = entry.scheme
     if scheme is None or not criteria.config.smoothing or not scheme.smooths or site.trains:
         return entry
@@ -188,8 +189,8 @@ def _smoothed(entry: Entry, site: Site, criteria: _Criteria) -> Entry:
 
 
 def _by_gain(match: Product | Attention, what: str, kind: str, criteria: _Criteria) -> Entry:
-    """Returns the decision on a match without a constant operand. All operands are quantized at
-    every call, so the gain has to be at least 1, whatever `minimum_gain`."""
+    """Returns the decision on a matmul of two activations or an attention. All operands are
+    quantized at every call, so the gain has to be at least 1, whatever `minimum_gain`."""
     scheme, wanted = criteria.config.chosen, max(criteria.config.minimum_gain, 1.0)
     cost = criteria.costs.of(match, kind, None)
     if not scheme.fits_activations:
@@ -220,8 +221,9 @@ def _(match: Attention, scheme: Scheme) -> Scheme:
 
 
 def _decode_by_cost(match: Attention, cost: CostModel | str | None) -> Entry | None:
-    """Returns the decision for `attention_decode` of one query if it is predicted to gain, else
-    None. It reads keys and values once, in float, as fast as int8 could quantize them."""
+    """Returns the decision to compute an attention of one query by `attention_decode`, if that is
+    predicted to gain; otherwise None. This operator reads keys and values once, in float, as fast
+    as int8 could quantize them."""
     batch, k, n = (hint(size) for size in (match.batch, match.k, match.n))
     one = _asks_one(match)
     if not one or cost is None or isinstance(cost, str) or batch is None or k is None or n is None:

@@ -35,9 +35,9 @@ _WARNED: WeakKeyDictionary[CodeType, set[str]] = WeakKeyDictionary()  # by the c
 def unrecognized_weights(
     gm: fx.GraphModule, matches: Iterable[Match]
 ) -> tuple[dict[str, int], int]:
-    """Returns the bytes of the float parameters that are multiplied outside of sites, by class of
-    the module that reads them, and the bytes of those that sites multiply, whatever was decided on
-    these."""
+    """Returns the bytes of the float parameters that are multiplied by operations that qfx does not
+    support, by class of the module that reads them; and the bytes of the weights of matmuls that
+    qfx supports, whether or not they become int8."""
     served = {w for m in matches if isinstance(m, Site | OwnCall) for w in m.weights}
     outer = {root for node in served for root in roots(node)}
     left: Counter[str] = Counter()
@@ -59,9 +59,9 @@ def _multiplies(node: fx.Node) -> bool:
 
 
 def _reader(node: fx.Node) -> fx.Node | None:
-    """Returns the product that has a weight as an operand, directly or after operations on it alone
-    such as a view or a cast. Returns None for a weight that is looked up, added or multiplied
-    elementwise."""
+    """Returns the node of the matmul or convolution that has a weight as an operand, directly or
+    after operations on the weight alone such as a view or a cast. Returns None for a weight that is
+    looked up, added or multiplied elementwise."""
     todo, seen = [(node, user) for user in node.users], set[fx.Node]()
     while todo:
         operand, user = todo.pop(0)

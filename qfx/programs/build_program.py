@@ -1,4 +1,4 @@
-"""Build: turns a rewritten graph, and inputs of the shapes that it is for, into a Runner.
+"""Build: turns a rewritten graph into a Runner for inputs of fixed shapes.
 
 The nodes are taken in order. Those that `EMIT` knows become instructions, and successive ones form
 one program; PyTorch runs the other nodes between programs.
@@ -36,8 +36,8 @@ _CHECKS = ("_assert_tensor_metadata", "_assert_scalar", "sym_constrain_range_for
 def build(gm: fx.GraphModule, inputs: Sequence[Any]) -> Runner:
     """Returns the Runner of a graph.
 
-    `gm`: a graph of aten operators and ours, as `qfx.rewrite` makes it from an exported one; it is
-    not changed. `inputs`: values of its placeholders; the runner works only for their sizes and
+    `gm`: a graph of operators of aten and qfx, as `qfx.rewrite` makes it from an exported graph; it
+    is not changed. `inputs`: values of its placeholders; the runner works only for their sizes and
     strides.
     """
     _check(gm, inputs)
@@ -60,8 +60,8 @@ def _check(gm: fx.GraphModule, inputs: Sequence[Any]) -> None:
 
 
 def _without_checks(gm: fx.GraphModule) -> fx.GraphModule:
-    """Returns a copy without the checks that the runner makes itself, and without inactive
-    dropout."""
+    """Returns a copy of the graph without checks that the runner makes itself and without inactive
+    dropout, in which operators that programs do not have are replaced by others."""
     copy = clone(gm)
     for node in reversed(list(copy.graph.nodes)):
         guards = node.op == "call_module" and node.target == "_guards_fn"
@@ -259,7 +259,7 @@ def _tensors(value: Any) -> list[Tensor]:
 
 
 def _become(regions: list[Region], kind: RegionKind) -> None:
-    """Changes the kind of regions that so far belonged to the program alone."""
+    """Gives the kind `kind` to those of the regions that so far belong to the program alone."""
     for region in regions:
         if region.kind is RegionKind.OWN:
             region.kind = kind
@@ -279,5 +279,6 @@ def _written(node: fx.Node) -> list[fx.Node]:
 
 
 def _acts(node: fx.Node) -> bool:
-    """Whether a node does more than return a result."""
+    """Whether a node does more than return a result: it writes to an argument or has another side
+    effect."""
     return bool(_written(node)) or node.is_impure()

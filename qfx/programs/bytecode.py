@@ -80,8 +80,8 @@ def contiguous_strides(sizes: Sequence[int]) -> tuple[int, ...]:
 
 
 def encode(instruction: Instruction, places: dict[Region, tuple[int, int]]) -> list[int]:
-    """Returns the words of an instruction. `places`: the slot of each region, and its first byte
-    there."""
+    """Returns an instruction as 64-bit integers, preceded by their number. `places`: for each
+    region, the slot (the index of the memory that contains it) and its first byte there."""
     words: list[int] = []
     for part in instruction:
         if isinstance(part, Operand):

@@ -25,7 +25,7 @@ def _cache(e: Emitter, operands: dict[str, Any]) -> list[Operand]:
 
 
 def _rows(e: Emitter, node: Any) -> Operand:
-    """Returns an operand whose last axis is contiguous, copied if necessary."""
+    """Returns the operand of a node, copied if its last axis is not contiguous."""
     found = e.of(node)
     return found if found.strides[-1] == 1 else e.copied(found)
 

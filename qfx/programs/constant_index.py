@@ -12,7 +12,8 @@ aten = torch.ops.aten
 
 
 def slice_constant_indices(gm: fx.GraphModule) -> None:
-    """Replaces an index by one known number on one axis by a slice and a copy."""
+    """Replaces indexing with a constant, such as x[..., [-2], :], by a slice and a copy, if it is
+    on one axis and with one number. Programs have instructions for these, but not for the index."""
     for node in gm.graph.find_nodes(op="call_function", target=aten.index.Tensor):
         indices: Any = node.args[1]
         axes = [axis for axis, index in enumerate(indices) if index is not None]

@@ -35,8 +35,8 @@ class Outside(Exception):
 
 @dataclass
 class NodeStep:
-    """A node and its instructions, or None if PyTorch runs it. `regions`: all that it needs.
-    `results`: those that hold its results."""
+    """A node and its instructions, or None if PyTorch runs it. `results`: the memory regions that
+    hold its results. `regions`: all regions that it reads or writes."""
 
     node: fx.Node
     instructions: list[Instruction] | None
@@ -45,7 +45,7 @@ class NodeStep:
 
 
 class Emitter:
-    """The operands of nodes, and the instructions of the current node."""
+    """Makes the operands of nodes, and collects the instructions of the current node."""
 
     def __init__(self, values: dict[fx.Node, Any], regions: dict[int, Region]) -> None:
         self.values, self.regions = values, regions
@@ -88,7 +88,7 @@ class Emitter:
         return fresh
 
     def fresh(self, sizes: Sequence[int], dtype: torch.dtype = torch.float32) -> Operand:
-        """Returns memory that is used only within the current node."""
+        """Returns an operand in new memory that is used only within the current node."""
         region = Region(RegionKind.OWN, math.prod(sizes) * dtype.itemsize)
         return Operand(region, 0, dtype, tuple(sizes), contiguous_strides(sizes))
 

@@ -67,7 +67,8 @@ class Runner:
         )
 
     def __call__(self, *inputs: Tensor, bound: Bound = NOTHING) -> list[Any]:
-        """Runs the graph. `bound`: the last inputs, for which the caller says when they change."""
+        """Runs the graph and returns its results. `bound`: the last inputs, which many calls share
+        (see `Bound`)."""
         with self._turn:
             addresses = addresses_of(inputs, bound, self.inputs)
             if self._alone:
@@ -85,8 +86,8 @@ class Runner:
         return [_resolved(result, memory) for result in self.results]
 
     def _whole(self, addresses: dict[Region, int], bound: Bound) -> list[Tensor]:
-        """Runs the graph if it consists of programs alone and each result is a tensor of its
-        own."""
+        """Runs a graph that consists of programs alone and whose results are separate new tensors,
+        and returns these."""
         found = []
         for view in self.results:
             made = torch.empty(view.sizes, dtype=view.dtype, device="cpu")
@@ -98,8 +99,8 @@ class Runner:
 
     @property
     def work(self) -> float:
-        """Multiply-accumulates of one run of the programs; operations without products count their
-        elements."""
+        """Multiply-accumulates of one run of the programs. An operation that multiplies no matrices
+        counts its elements."""
         return float(sum(program.work for program in self._runs))
 
     def writes(self, inputs: range) -> bool:
@@ -120,7 +121,8 @@ class Runner:
 
 
 class Placed:
-    """A program, and the memory on which it last ran."""
+    """A program that remembers the addresses of its last run, so that the next one passes only
+    those that may have changed."""
 
     def __init__(self, run: Run) -> None:
         self._streaming = Streaming(run.program)
@@ -129,7 +131,8 @@ class Placed:
         self._loose: tuple[list[int], list[Region]] = ([], [])
 
     def run(self, addresses: dict[Region, int], bound: Bound) -> None:
-        """Runs the program. `addresses`: of all regions except the bound ones."""
+        """Runs the program. `addresses`: the address of each input and result, except the inputs in
+        `bound`."""
         if self._bound() is bound:
             places, regions = self._loose
             self._streaming.run(places, [addresses[region] for region in regions])
@@ -143,7 +146,7 @@ class Placed:
 
 
 def is_whole(results: list[Any]) -> bool:
-    """Whether each result is new memory and takes all of it."""
+    """Whether each result is a contiguous tensor that is alone in new memory and fills it."""
     regions = [result.region for result in results if isinstance(result, View)]
     return len(results) == len(regions) == len({*regions}) and all(
         view.region.kind is RegionKind.RESULT

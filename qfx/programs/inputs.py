@@ -14,7 +14,7 @@ from qfx.programs.memory import Region
 
 @dataclass(frozen=True)
 class View:
-    """A tensor in a region; strides and offset in elements."""
+    """The place of a tensor in a memory region; strides and offset in elements."""
 
     region: Region
     dtype: torch.dtype
@@ -37,8 +37,9 @@ NOTHING = Bound()
 
 
 def addresses_of(tensors: Sequence[Any], bound: Bound, views: Sequence[View]) -> dict[Region, int]:
-    """Returns the address of each region of `tensors`, which precede the bound ones. Raises
-    TypeError or ValueError for tensors that do not agree with the views."""
+    """Returns the address of the memory region of each input in `tensors`, and checks the inputs in
+    `bound`, which follow them. Raises TypeError or ValueError for a tensor that does not have the
+    dtype, shape and layout of its view."""
     count = len(tensors) + len(bound.tensors)
     if count != len(views):
         raise TypeError(f"{count} inputs, expected {len(views)}")

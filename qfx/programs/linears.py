@@ -19,7 +19,7 @@ ops = torch.ops.qfx
 
 
 def arguments(node: fx.Node) -> dict[str, Any]:
-    """Returns the arguments of a call of our operators by name, with defaults."""
+    """Returns the arguments of a call of an operator of qfx by name, with defaults."""
     known = {a.name: a.default_value for a in schema(node.target).arguments}
     return known | dict(zip(known, node.args, strict=False)) | dict(node.kwargs)
 
@@ -45,7 +45,8 @@ def _linears(e: Emitter, node: fx.Node) -> None:
 
 
 def _quantization(e: Emitter, operands: dict[str, Any]) -> tuple[Any, ...]:
-    """Returns the first words of an instruction: `Quantization` in csrc/cpu/program/linears.cpp."""
+    """Returns the first parts of a linear instruction, x and how it is quantized: `Quantization` in
+    csrc/cpu/program/linears.cpp."""
     factor = operands["factor"]
     parts = [e.whole(operands["x"]), *([0] if factor is None else [1, e.whole(factor)])]
     return (*parts, *Code(*operands["code"]))
@@ -54,8 +55,8 @@ def _quantization(e: Emitter, operands: dict[str, Any]) -> tuple[Any, ...]:
 def _linear_args(
     e: Emitter, node: fx.Node | None, result: Tensor, weight: Any, bias: Any, activation: str
 ) -> tuple[Any, ...]:
-    """Returns one weight and the destination of its products: `LinearArgs` in
-    csrc/cpu/program/linears.cpp. `node`: the node of `result`, or None."""
+    """Returns the parts of a linear instruction for one weight and its result: `LinearArgs` in
+    csrc/cpu/program/linears.cpp. `node`: the node of `result`, or None if no node reads it."""
     if node is not None:
         end, activation = _activated(node, activation)
         if end is not node:
@@ -66,8 +67,9 @@ def _linear_args(
 
 
 def _activated(node: fx.Node, activation: str) -> tuple[fx.Node, str]:
-    """Returns the activation that is the only reader of a linear without one, to be computed as its
-    epilogue. (E2)"""
+    """Returns the node and the name of the activation function that a linear can compute as its
+    epilogue, if it has none yet and an activation function is its only reader; otherwise `node` and
+    `activation`. Equation (E2)."""
     if activation == "none" and len(node.users) == 1:
         (user,) = node.users
         for name, known in ACTIVATIONS.items():

@@ -25,7 +25,8 @@ class RegionKind(Enum):
 
 @dataclass(eq=False)
 class Region:
-    """The memory of one storage. `first`, `last`: the steps between which it is needed."""
+    """The memory of one storage. `first`, `last`: the numbers of the first and the last step that
+    use it."""
 
     kind: RegionKind
     bytes: int

@@ -1,4 +1,4 @@
-"""Instructions for functions of numbers, for means and for norms."""
+"""Instructions for pointwise functions, for means and for norms."""
 
 from __future__ import annotations
 

@@ -26,13 +26,13 @@ _AGAIN = "save it again with this version of qfx"
 
 
 class Storing:
-    """The tensors of several serialized runners; shared ones are stored once. `made`: whether a
-    tensor is none of the `known` ones and neither a number nor words, and thus was computed from
-    something."""
+    """Collects the tensors of several runners that are serialized; a tensor that they share is
+    stored once. `made`: whether a constant of a runner is none of the `known` tensors and no number
+    of the graph, so that it was computed from something."""
 
     def __init__(self, known: Mapping[str, Tensor] | None = None) -> None:
-        """Begins an empty collection. `known`: tensors that the restoring process will have by
-        these names."""
+        """Begins without any tensors to store. `known`: tensors, by name, that need not be stored,
+        because the process that restores the runners will have them."""
         self.tensors: dict[str, Tensor] = {}
         self.made = False
         self._names: dict[int, str] = {}  # by address, in the order of the files
@@ -75,8 +75,9 @@ class Storing:
 
 
 def restored(described: Described, tensors: Mapping[str, Tensor]) -> Runner:
-    """Returns the runner of a description. Raises ValueError for a description or words that this
-    build did not write."""
+    """Returns the runner that `Storing.described` has described. `tensors`: the stored and the
+    known tensors, by name. Raises ValueError for a description or instructions that this build did
+    not write."""
     try:
         return _restored(described, tensors)
     except (KeyError, IndexError, TypeError, AttributeError) as why:

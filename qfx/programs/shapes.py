@@ -12,8 +12,8 @@ from qfx.host.tensors import OF_VALUES, FakeMode, fake_mode, storage_key
 
 
 class Shapes(fx.Interpreter):
-    """The values of all nodes for these inputs: `of[node]`. Views share the storage of their
-    source."""
+    """Runs a graph on fake tensors: `of[node]` is the value of each node for inputs of these
+    shapes. Views share the storage of their source."""
 
     def __init__(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> None:
         super().__init__(gm)

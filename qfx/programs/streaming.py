@@ -1,8 +1,10 @@
-"""Streaming: chooses how the weights of a few rows are fetched by timing the steps of a model.
+"""Streaming: chooses how a program for a few tokens prefetches its weights, by timing the steps of
+a model.
 
 The best choice differs between processors, and between weights that fit into a cache and weights
 that come from memory. The steps themselves are the best load to measure, and no choice changes a
-bit of their results. So each of the first steps is a trial of a `Tuner` (qfx/cost/autotune.py).
+bit of their results. So each of the first steps is run with one of the candidates and timed for a
+`Tuner` (qfx/cost/autotune.py).
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ QUESTION: Question[Prefetch, None, Prefetch] = Question([None], WAYS, _ANSWERS, 
 
 
 class Streaming:
-    """A program that chooses how to fetch weights, separately for each number of threads."""
+    """A program that chooses how to prefetch its weights, separately for each number of threads."""
 
     def __init__(self, program: Program) -> None:
         self.program, self.way = program, DEFAULT
@@ -69,7 +71,8 @@ class Streaming:
 
 
 def next_way(tuner: Tuner[Prefetch, None, Prefetch]) -> Prefetch:
-    """Returns the way of the next trial, or the one that was chosen."""
+    """Returns the way of prefetching that the tuner wants to time next, or the one that it has
+    chosen."""
     if tuner.choice is not None:
         return tuner.choice.parameters
     assert tuner.trial is not None

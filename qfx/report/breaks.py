@@ -1,4 +1,4 @@
-"""Breaks: what Dynamo says of code that it does not capture, so that a report can pass it on."""
+"""Breaks: Dynamo's messages about code that it does not capture, as lines of a report."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def break_messages() -> Counter[str]:
 
 
 def breaks_since(before: Counter[str]) -> tuple[str, ...]:
-    """Returns one line for each message since `before`. Without new messages, the earlier ones:
-    Dynamo skips code that it has given up without another message."""
+    """Returns one line for each message of Dynamo since `before`. If there is none, returns the
+    earlier messages, because Dynamo skips code that it has given up without another message."""
     now = break_messages()
     new = now - before
     return tuple(sorted({f"{'' if new else BEFORE}{_line(message)}" for message in new or now}))

@@ -1,5 +1,5 @@
-"""Captured rows: the matmuls of a model's graphs, each run in float and, where it becomes int8, in
-that too."""
+"""Captured rows: runs each matmul of a model's captured graphs in float and, if it becomes int8,
+also in int8."""
 
 from __future__ import annotations
 
@@ -23,15 +23,16 @@ from qfx.values.config import Config
 
 @dataclass(frozen=True)
 class AsCalled:
-    """A quantized model that no backend rewrites: its own int8 modules are int8, and all else is
-    float. `reasons`: why, for its float linears, by name; `programs`: `compile_for_generate` made
-    programs of it."""
+    """A quantized model that runs as it is, without a backend that rewrites it: its int8 modules
+    compute in int8, and all else in float. `reasons`: why its float linears are float, by name.
+    `programs`: whether `compile_for_generate` made programs of it."""
 
     reasons: Mapping[str, str]
     programs: bool
 
     def plan(self, decided: Plan) -> Plan:
-        """Returns the plan of what runs. `decided`: the plan that the backend would follow."""
+        """Returns the plan of what runs in the model as it is. `decided`: the plan that the backend
+        would follow."""
         return Plan(tuple(map(self._entry, decided.entries)))
 
     def _entry(self, entry: Entry) -> Entry:
@@ -50,7 +51,8 @@ class AsCalled:
 
 @dataclass(frozen=True)
 class CapturedGraphs:
-    """The graphs of one call, by whom they are decided on, and the names that were seen."""
+    """The graphs of one call of a model, with their measurements. `config` and `costs`, or
+    `as_called` if it is not None, decide which matmuls are int8."""
 
     config: Config
     costs: Costs
@@ -60,7 +62,9 @@ class CapturedGraphs:
     int8: set[str] = field(default_factory=set)  # of parameters
 
     def look(self, gm: fx.GraphModule, here: Mapping[str, str], arguments: Sequence[Any]) -> Any:
-        """Runs one graph; a watcher."""
+        """Runs one captured graph, measures its matmuls, and returns its output; `watch_compiled`
+        calls this in place of the graph. `here`: prefixes that complete the names in the graph to
+        names in the model."""
         work = run_passes(gm, Context(self.config, self.costs, here, around=None), "decide")
         plan = self.as_called.plan(work.plan) if self.as_called else work.plan
         matches, observer = work.matches, SideBySide(gm, plan)
@@ -74,18 +78,19 @@ class CapturedGraphs:
 
     @property
     def rows(self) -> list[Row]:
-        """Returns the rows of all graphs, in order."""
+        """The rows of the report for the matmuls of all graphs, in order."""
         return [row for graph in self.graphs for row in graph.rows()]
 
     @property
     def own_operators(self) -> bool:
-        """Whether a graph calls int8 operators itself."""
+        """Whether a graph calls int8 operators already before qfx rewrites it."""
         entries = (entry for graph in self.graphs for entry in graph.entries)
         return any(isinstance(e.match, OwnCall) and e.token != FLOAT for e in entries)
 
     @property
     def macs(self) -> tuple[int, int, int]:
-        """See `Report`."""
+        """The multiply-accumulates in int8, those of all matmuls, and the number of matmuls that
+        are not counted, as in `Report.macs`."""
         counts = [graph.multiplied() for graph in self.graphs]
         int8, every, unknown = (sum(count[i] for count in counts) for i in range(3))
         return int8, every, unknown

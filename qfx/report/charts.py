@@ -1,7 +1,7 @@
-"""Charts: the numbers of a report as SVG, a line for each matmul.
+"""Charts: the numbers of a report as SVG, with one line for each matmul.
 
-Colours are names of CSS variables, so that the page that holds the charts decides light or dark.
-Marks that share a line differ by shape as well as by colour.
+Colours are names of CSS variables, so that the page that contains the charts decides between light
+and dark. Marks that share a line differ by shape as well as by colour.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Chart(NamedTuple):
 
 
 def charts(rows: Sequence[Row], shares: Sequence[Value]) -> list[Chart]:
-    """Returns the charts that have data. `shares`: the share of the error of each row."""
+    """Returns the charts that have data. `shares`: the share of each row in the total error."""
     found = [_errors(rows, shares), _inputs(rows), _times(rows)]
     return [chart for chart in found if chart.svg]
 
@@ -114,7 +114,8 @@ def _bars(axis: Any, values: Sequence[Value], form: str) -> None:
 def _ratios(
     axis: Any, values: Sequence[Value], form: str, hollow: Sequence[bool] | None = None
 ) -> None:
-    """Bars that begin at 1, on a logarithmic axis."""
+    """Draws bars from 1 to each value on a logarithmic axis, without filling for rows that are
+    `hollow`."""
     lengths = [(_finite(v) or 1) - 1 for v in values]
     bars = axis.barh(
         range(len(values)), lengths, left=1, height=0.6, color=FIRST, edgecolor=FIRST, linewidth=0.8
@@ -136,7 +137,8 @@ def _spans(
     names: tuple[str, str],
     hollow: Sequence[bool] | None = None,
 ) -> None:
-    """Two marks of different shape and colour on a line, on a logarithmic axis."""
+    """Draws, for each row, two marks of different shape and colour on a logarithmic axis, and a
+    line between them."""
     pairs = [[_positive(v) for v in pair] for pair in ends]
     axis.hlines(range(len(pairs)), *zip(*pairs, strict=True), color=LINE, linewidth=1.5, zorder=1)
     empty = hollow or [False] * len(pairs)
@@ -174,12 +176,14 @@ def _finite(value: Value) -> float | None:
 
 
 def _positive(value: Value) -> float:
-    """NaN, which is not drawn, where a logarithmic axis has no place for it."""
+    """Returns the value, or NaN, which matplotlib does not draw, if the value has no place on a
+    logarithmic axis: None, infinite, zero or negative."""
     return value if value is not None and 0 < value < math.inf else math.nan
 
 
 def _svg(rows: Sequence[Row], panels: Sequence[Panel]) -> str:
-    """The panels side by side, one line a row; nothing without rows."""
+    """Draws the panels side by side, with one line for each row, and returns the SVG; '' without
+    rows."""
     if not rows:
         return ""
     with matplotlib.rc_context(_STYLE):
@@ -206,7 +210,7 @@ def _name(row: Row) -> str:
 
 
 def _inline(svg: str) -> str:
-    """A drawing as part of a page, which has its colours and fonts."""
+    """Returns an SVG drawing as a part of a page, with the colours and fonts of the page."""
     svg = svg[svg.index("<svg ") :]
     svg = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>", "", svg, flags=re.DOTALL)
     svg = re.sub(r'<g id="[^"]*"', "<g", svg)  # several drawings share a page

@@ -1,5 +1,5 @@
-"""explain: every matmul of a model on given inputs: int8 or why not, kernel, error, time; and the
-model as a whole."""
+"""explain: says of every matmul of a model, on given inputs, whether it is int8 or why not, and its
+kernel, error and time; and gives error and time of the whole model."""
 
 from __future__ import annotations
 
@@ -41,27 +41,29 @@ def explain(
     reference: nn.Module | None = None,
     **keyword_inputs: Any,
 ) -> Report:
-    """Runs `model(*inputs, **keyword_inputs)` and reports on each of its matmuls and on the whole.
+    """Runs `model(*inputs, **keyword_inputs)` and reports on each of its matmuls and on the whole
+    model.
 
-    Of a float model or function it reports what `torch.compile(model, backend="qfx")` does to it;
-    every site that the plan quantizes is run in int8 on its real input, beside float. Of a model
-    that is quantized it reports what runs: each int8 linear and embedding is measured against its
-    own dequantized weight in float32, or against that of `reference`. With `options`, or under
-    `torch.compile`, what compiling adds is in the report too.
+    For a float model or a function, it reports what `torch.compile(model, backend="qfx")` does:
+    every matmul that qfx quantizes is run in int8 on its real input and, for comparison, in float.
+    For a quantized model, it reports what runs: each int8 linear and embedding is compared with its
+    own dequantized weight in float32, or with the weight in `reference`. With `options`, or under
+    `torch.compile`, the report also contains what compiling adds.
 
     `model`: a module, an `fx.GraphModule` as any other, or a function. `options`: as for the
-    backend. `reference`: the float model before it was quantized, with modules of the same names;
-    its linears get the inputs that the int8 ones get, and its output is what the whole is compared
-    with. Raises ValueError for a wrong option, and a reference that lacks a module.
+    backend. `reference`: the float model before it was quantized, with modules of the same names.
+    Its linears get the inputs that the int8 linears get, and the output of the whole model is
+    compared with its output. Raises ValueError for a wrong option, and for a reference that lacks a
+    module.
 
-    The model runs once for its rows, a quantized one twice, and then 2 to 6 times in int8 and in
-    float for the row of the whole. It runs in the mode that it is in; the report says so where that
-    is training mode. Afterwards its parameters, buffers and attributes, tensors among the inputs
-    and the default random generators of torch, Python and numpy are as before, also where it
-    raises. Of a function that is no module, only tensors that graphs write. Not put back are other
-    inputs, objects that attributes hold (other than lists, dicts and sets), generators of the
-    user's own, and what code that Dynamo does not capture writes into parameters: a warning,
-    unless it does so through `.data`.
+    The model runs once for the rows of matmuls, a quantized model twice, and then 2 to 6 times in
+    int8 and in float for the row of the whole model. It runs in the mode that it is in; the report
+    says so if this is training mode. Afterwards its parameters, buffers and attributes, tensors
+    among the inputs, and the default random generators of torch, Python and numpy are as before,
+    also if it raises. For a function that is no module, only tensors that graphs write are
+    restored. Not restored are other inputs, objects that attributes hold (other than lists, dicts
+    and sets), other generators, and what code that Dynamo does not capture writes into parameters.
+    Such a write gives a warning, unless it goes through `.data`.
     """
     config, _ = parse_options(options)
     module = module_of(model)
@@ -106,7 +108,8 @@ def explain(
 
 
 def _as_called(model: Callable[..., Any], modules: Mapping[str, nn.Module]) -> AsCalled | None:
-    """None for a model without int8 modules, and under torch.compile."""
+    """Returns how a quantized model runs without a backend; None for a model without int8 modules,
+    and for a model under torch.compile."""
     module = module_of(model)
     if module is None or not modules or uncompiled(model) is not model:
         return None
@@ -114,7 +117,7 @@ def _as_called(model: Callable[..., Any], modules: Mapping[str, nn.Module]) -> A
 
 
 def _inputs(args: Sequence[Any], kwargs: Mapping[str, Any]) -> CallInputs | str:
-    """The inputs for further runs, or why there are none."""
+    """Returns the inputs for further runs of the model, or the reason why they cannot be copied."""
     try:
         return CallInputs(args, kwargs)
     except Exception as why:  # copying the user's objects may fail with any exception
@@ -199,7 +202,9 @@ def _why_none(breaks: Sequence[str]) -> str:
 
 
 def _unseen(model: nn.Module, seen: set[str]) -> Iterator[Row]:
-    """The modules that multiply and stand in no graph: nothing stays float without a line."""
+    """Yields a row for each linear or recurrent module of the model that is in no captured graph,
+    so that nothing stays float without a line in the report. `seen`: the names in captured
+    graphs."""
     plain = uncompiled_module(model)
     everywhere = plain.named_modules(remove_duplicate=False)
     ran = {id(module) for name, module in everywhere if seen & {name, f"{name}.weight"}}

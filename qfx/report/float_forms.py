@@ -1,4 +1,5 @@
-"""Float forms: what int8 modules compute when nothing is rounded but their weights."""
+"""Float forms: the functions that int8 modules compute if only their weights are rounded, and
+nothing else."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ INT8_MODULES = (Linear, Embedding, LSQLinear, BinaryLinear, SignLinear)
 
 
 def int8_modules(model: nn.Module | None) -> dict[str, nn.Module]:
-    """The quantized linears and embeddings of the model, by every name."""
+    """Returns the quantized linears and embeddings of the model, under each of their names."""
     named = () if model is None else model.named_modules(remove_duplicate=False)
     return {
         name: module
@@ -32,8 +33,9 @@ def int8_modules(model: nn.Module | None) -> dict[str, nn.Module]:
 
 
 class FloatForm(NamedTuple):
-    """A linear by `weight` [N, K], or a lookup in `weight` [V, D]. `shift` [K] is added to x first,
-    `scale` multiplies what was looked up."""
+    """A float function that an int8 module is compared with: a linear with `weight` [N, K] or, if
+    `lookup`, a lookup in `weight` [V, D]. `shift` [K] is added to x first. `scale` multiplies the
+    rows that were looked up."""
 
     weight: Tensor
     bias: Tensor | None
@@ -42,12 +44,12 @@ class FloatForm(NamedTuple):
     lookup: bool
 
     def to(self, dtype: torch.dtype) -> FloatForm:
-        """The same with weight and bias of this type, in which it then computes."""
+        """Returns the same function with weight and bias in `dtype`, in which it then computes."""
         bias = None if self.bias is None else self.bias.to(dtype)
         return self._replace(weight=self.weight.to(dtype), bias=bias)
 
     def run(self, x: Tensor) -> Tensor:
-        """x [..., K] -> [..., N], or ids [...] -> [..., D]."""
+        """Maps x [..., K] to [..., N], or ids [...] to rows [..., D]."""
         if self.lookup:
             rows = F.embedding(x, self.weight)
             return rows if self.scale is None else rows * self.scale
@@ -55,8 +57,8 @@ class FloatForm(NamedTuple):
 
 
 def float_form(module: nn.Module) -> FloatForm:
-    """The float form of an int8 module by its dequantized weight, that of a float linear or
-    embedding by its weight; in float32."""
+    """Returns the float32 form of a module: of an int8 module with its dequantized weight, of a
+    float linear or embedding with its own weight."""
     lookup = isinstance(module, nn.Embedding)
     if isinstance(module, Embedding):
         weight = module.floats(torch.float32)
@@ -72,9 +74,9 @@ def float_form(module: nn.Module) -> FloatForm:
 
 
 def reference_modules(modules: Mapping[str, nn.Module], reference: Any) -> dict[str, nn.Module]:
-    """The module of `reference` for each of these names; empty without a reference.
+    """Returns the module of `reference` for each name in `modules`; nothing if `reference` is None.
 
-    Raises UserError where one is missing, or has a weight of another shape.
+    Raises UserError if such a module is missing or has a weight of another shape.
     """
     if reference is None:
         return {}
@@ -100,9 +102,10 @@ def reference_modules(modules: Mapping[str, nn.Module], reference: Any) -> dict[
 
 @contextmanager
 def computing_in_float(modules: Mapping[str, nn.Module]) -> Iterator[Callable[[], float]]:
-    """A context in which these int8 linears compute with their dequantized weights, in the type of
-    their input; int8 embeddings give the same rows anyway. The weights are dequantized at each
-    call, so that there is one at a time; yields what says how many seconds that took."""
+    """Context manager inside which these int8 linears compute with their dequantized weights, in
+    the dtype of their input. (Int8 embeddings return the same rows anyway.) Weights are dequantized
+    at each call, so that only one of them takes memory. Yields a function that returns how many
+    seconds dequantizing has taken."""
     seconds = 0.0
 
     def forward_of(module: nn.Module) -> Callable[[Tensor], Tensor]:

@@ -1,4 +1,5 @@
-"""Html: a report as one page that needs nothing else: its table, charts as SVG, light and dark.
+"""Html: a report as one HTML page without further files: a table, and charts as SVG, in light and
+dark.
 
 Needs jinja2 and matplotlib, the optional dependencies `report` of the package.
 """
@@ -21,7 +22,7 @@ _TEMPLATE = Path(__file__).with_name("report.html")
 
 
 def page(report: Report) -> str:
-    """The report as HTML. Raises ImportError without the packages it is made with."""
+    """Returns the report as HTML. Raises ImportError if jinja2 or matplotlib is missing."""
     try:
         from jinja2 import Environment
 
@@ -49,12 +50,12 @@ def page(report: Report) -> str:
 
 
 def _shown(line: TableLine, used: Sequence[int]) -> TableLine:
-    """Its cells of the columns that are used."""
+    """Returns the line with only the cells of the columns `used`."""
     return line._replace(cells=[line.cells[i] for i in used])
 
 
 class Column(NamedTuple):
-    """A column of the table: its head, what it means."""
+    """A column of the table: its heading, and what its cells mean."""
 
     head: str
     meaning: str
@@ -62,7 +63,7 @@ class Column(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """Its class in the style sheet."""
+        """The class of its cells in the style sheet."""
         return "number" if self.numeric else self.head
 
 
@@ -82,7 +83,8 @@ _COLUMNS = (
 
 
 class Cell(NamedTuple):
-    """A cell of a table: its text, the number that it is sorted by, and a line below."""
+    """A cell of the table: its text, the number by which it is sorted, and a second line of
+    text."""
 
     text: str
     number: float | None = None
@@ -122,7 +124,7 @@ def _cell(form: str, value: float | None) -> Cell:
 
 
 def _work(shape: str) -> float | None:
-    """M * K * N of a printed shape, None where a size is not known."""
+    """Returns M * K * N of a printed shape; None if a size is unknown."""
     sizes = [int(size) for size in re.findall(r"\d+", shape)]
     return float(math.prod(sizes)) if sizes and "?" not in shape else None
 

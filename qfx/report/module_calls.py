@@ -1,4 +1,5 @@
-"""Module calls: the int8 modules of a model, measured on the inputs that they get when it runs."""
+"""Module calls: measures the int8 modules of a model on the inputs that they get when the model
+runs."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ _ROUNDS = 3
 
 
 class ModuleCall(NamedTuple):
-    """A call of an int8 module with `m` rows of input, or ids. `seen`: of inputs of floats."""
+    """A call of an int8 module, and its measurement. `m`: the number of tokens of its input, or of
+    ids. `seen`: the range of a float input, None for ids."""
 
     name: str
     module: Any
@@ -39,9 +41,10 @@ def measured_calls(
     references: Mapping[str, nn.Module],
     run: Callable[[], Any],
 ) -> list[ModuleCall]:
-    """Runs the model by `run` and measures the calls of these modules, in their order: against the
-    modules of `references`, or against their own dequantized weights where there is none, both in
-    float32 on the input that the int8 module gets. Times are of the type of the output."""
+    """Runs the model by `run` and measures each call of the int8 `modules`, in the order of the
+    calls. A module is compared with the one of the same name in `references`, or else with its own
+    dequantized weight, in float32 on the input that the int8 module gets. For the times, the float
+    side computes in the dtype of the output."""
     found: list[ModuleCall] = []
 
     def measure(name: str, module: Any, args: Any, kwargs: Any, output: Tensor) -> None:
@@ -65,7 +68,7 @@ def measured_calls(
 
 
 def _once(modules: Mapping[str, nn.Module]) -> Iterator[tuple[str, nn.Module]]:
-    """Each module under its first name."""
+    """Yields each module once, with the first of its names."""
     seen = set[int]()
     for name, module in modules.items():
         if id(module) not in seen:
@@ -75,8 +78,8 @@ def _once(modules: Mapping[str, nn.Module]) -> Iterator[tuple[str, nn.Module]]:
 
 @contextmanager
 def by_modules(model: nn.Module) -> Iterator[None]:
-    """A context in which the modules of a model that `compile_for_generate` changed do all the
-    work, and no programs."""
+    """Context manager inside which a model that `compile_for_generate` changed runs its modules and
+    no programs."""
     compiled = [vars(m) for m in model.modules() if has_programs(m)]
     before = [attributes["forward"] for attributes in compiled]
     try:
@@ -89,15 +92,16 @@ def by_modules(model: nn.Module) -> Iterator[None]:
 
 
 def has_programs(module: nn.Module) -> bool:
-    """Whether `compile_for_generate` gave the module its forward."""
+    """Whether `compile_for_generate` has replaced the forward of the module."""
     return hasattr(vars(module).get("forward"), "by_modules")
 
 
 def with_calls(
     rows: Sequence[Row], calls: Sequence[ModuleCall], modules: Mapping[str, nn.Module]
 ) -> list[Row]:
-    """The rows of captured graphs with what the calls of their modules measured, in the order of
-    the calls. Rows of lookups stand first, those of calls that no graph has at the end."""
+    """Returns the rows of captured graphs, with the measurements of the module calls that they
+    stand for. Rows of embeddings are put first, and rows of calls that are in no captured graph
+    last."""
     left: dict[int, deque[ModuleCall]] = defaultdict(deque)
     for call in calls:
         left[id(call.module)].append(call)

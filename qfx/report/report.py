@@ -1,4 +1,4 @@
-"""Report: what `explain` found of a model, printed as a table or written as a page."""
+"""Report: the findings of `explain` about a model, printed as a table or written as a page."""
 
 from __future__ import annotations
 
@@ -41,35 +41,36 @@ class Report:
 
     @property
     def quantized(self) -> int:
-        """Rows of matmuls in int8."""
+        """The number of matmuls in int8."""
         return sum(r.scheme != FLOAT and not r.lookup for r in self.rows)
 
     @property
     def total(self) -> int:
-        """Rows of matmuls."""
+        """The number of matmuls."""
         return sum(not r.lookup for r in self.rows)
 
     @property
     def shares(self) -> tuple[float | None, ...]:
-        """The share of each row in the total error of the sites that ran in int8, None if unknown.
-        The error is the divergence that a recipe predicts, or else noise power relative to signal.
-        """
+        """The share of each row, 0 to 1, in the total error of the matmuls that ran in int8; None
+        if unknown. The error is the divergence that a recipe predicts, or else noise power relative
+        to signal."""
         return shares(self.rows)
 
     @property
     def last_rows(self) -> tuple[Row, ...]:
-        """The row of the whole model, if it was measured; it follows those of the matmuls."""
+        """The row of the whole model, which follows the rows of the matmuls; nothing if the whole
+        model was not measured."""
         return (self.whole.row,) if self.whole and self.whole.measured else ()
 
     @property
     def mode(self) -> str:
-        """A note if the model was in training mode, else ''."""
+        """A note if the model was in training mode, otherwise ''."""
         return f"{self.training} in training mode: {_TRAINING}" if self.training else ""
 
     def save_html(self, path: str | Path) -> None:
-        """Writes the report to one HTML file that needs nothing else: table and charts of errors,
-        inputs and times. Raises ImportError without jinja2 and matplotlib (`qfx[report]`), OSError
-        where it cannot be written, and leaves an earlier file as it was."""
+        """Writes the report to one HTML file that needs no others: a table, and charts of errors,
+        inputs and times. Raises ImportError without jinja2 and matplotlib (`qfx[report]`), and
+        OSError if the file cannot be written; an earlier file then stays unchanged."""
         write_text(path, page(self))
 
     def __str__(self) -> str:
@@ -89,7 +90,7 @@ class Report:
 
     @property
     def _int8(self) -> str:
-        """A line on how much of the whole model is int8."""
+        """A line that says which share of the whole model is int8."""
         parts = []
         if self.weights is not None and self.weights.total:
             parts.append(f"{self.weights.share:.1%} of the bytes of weights that multiply")
@@ -130,8 +131,8 @@ def _printed(row: Row, share: float | None, guarded: bool) -> dict[str, str]:
 
 
 def _weights(rows: Sequence[Row], beside: WeightBytes | None) -> str:
-    """A line on what the weights of all matmuls take, each counted as often as it is read, and
-    those beside them once."""
+    """Returns a line that says how many bytes the weights of all matmuls take. A weight counts as
+    often as a call reads it; weights `beside` the rows count once."""
     known = [(row.weight_bytes, row.bits) for row in rows if row.weight_bytes and row.bits]
     others = sum(beside.multiplying.values()) if beside else 0
     if not known and not others:

@@ -1,4 +1,4 @@
-"""Row: what is known of one matmul of a model, a line of `qfx.explain`."""
+"""Row: the findings about one matmul of a model, a line of `qfx.explain`."""
 
 from __future__ import annotations
 
@@ -23,16 +23,18 @@ from qfx.values.scheme import PER_COLUMN, Scheme
 
 @dataclass(frozen=True)
 class Row:
-    """One matmul. Times in seconds for one call, `measured` on the given input or else predicted.
+    """One matmul of a model. Times are in seconds for one call, `measured` on the given input or
+    else predicted.
 
-    `sqnr_db`: signal to quantization noise of this site's output alone, for the input that it gets.
-    `transform`: of K before quantization, docs/numerics.md (R1): `factor`, `R64` or `factor+R64`.
-    `input_max`, `input_rms`: greatest absolute value and root mean square of its left operand in
-    the call. `guarded`: what the guard found in the call, None without one. `divergence`: what the
-    recipe predicts that this site changes at the model's output (D1), if it does. `weight_bytes`:
-    what its weight takes as it is stored, scales included, which a call of few rows reads; `bits`:
-    of an element of it. None of matmuls without a constant operand, and on a GPU. `lookup`: an int8
-    embedding, which multiplies nothing.
+    `sqnr_db`: the SQNR of the output of this matmul alone, for the input that it gets. `transform`:
+    what is done along K before quantization, docs/numerics.md (R1): `factor`, `R64` or
+    `factor+R64`. `input_max`, `input_rms`: the largest absolute value and the root mean square of
+    the left operand in the call. `guarded`: the counts of the guard in the call; None without a
+    guard. `divergence`: how much this matmul changes the model's output (D1), as the recipe
+    predicts; None without a prediction. `weight_bytes`: the bytes of the stored weight with its
+    scales, all of which a call with few tokens reads. `bits`: the stored bits per element of the
+    weight. Both are None for a matmul of two activations, and on a GPU. `lookup`: the row is an
+    int8 embedding, which multiplies nothing.
     """
 
     module: str
@@ -56,10 +58,8 @@ class Row:
 
     @property
     def outlier_ratio(self) -> float | None:
-        """input_max / input_rms: 1 where all elements are alike, at most the root of their number.
-
-        None where the input was not seen, or is zero.
-        """
+        """input_max / input_rms: 1 if all elements have the same size, at most the square root of
+        their number. None if the input was not seen or is zero."""
         return self.input_max / self.input_rms if self.input_max and self.input_rms else None
 
 
@@ -71,8 +71,9 @@ class Range(NamedTuple):
 
 
 class SiteMeasurement(NamedTuple):
-    """A site's form in int8, run beside the float one: SQNR in dB, None where both give the same by
-    what they are, seconds of both, and what its guard, if it has one, found."""
+    """The measurement of a matmul or module that was run in int8 and in float. `sqnr_db`: None if
+    both give the same output by construction, as lookups in the same table do. `float_s`, `int8_s`:
+    seconds for one call. `guarded`: the counts of the guard, None without one."""
 
     sqnr_db: float | None
     float_s: float
@@ -93,7 +94,7 @@ def shares(rows: Sequence[Row]) -> tuple[float | None, ...]:
     """Returns the share of each row in the error of all rows, 0 to 1, or None if unknown.
 
     The error is the divergence if a recipe predicts it, and otherwise noise power relative to
-    signal. Only the divergence tells which site costs most at the model's output.
+    signal. Only the divergence says which matmul changes the model's output most.
     """
     predicted = any(row.divergence is not None for row in rows)
     parts = [row.divergence if predicted else _noise(row) for row in rows]
@@ -102,7 +103,8 @@ def shares(rows: Sequence[Row]) -> tuple[float | None, ...]:
 
 
 def _noise(row: Row) -> float | None:
-    """Relative to signal, the noisiest of all at most so that they add up."""
+    """Returns the noise power relative to the signal, at most 1e300 so that sums stay finite; None
+    if the row has no SQNR."""
     return None if row.sqnr_db is None else 10 ** min(-row.sqnr_db / 10, 300)
 
 
@@ -112,7 +114,8 @@ def float_rows(row: Row) -> str:
 
 
 def row_of(entry: Entry, seen: Range | None, measured: SiteMeasurement | None) -> Row:
-    """The row of a plan's entry. What was not measured has the times that the plan predicted."""
+    """Returns the row for an entry of a plan. Without `measured`, the times are those that the plan
+    predicted."""
     estimate = entry.estimate
     predicted = (estimate.float_s, estimate.int8_s) if estimate else (None, None)
     sqnr_db, float_s, int8_s, guarded = measured or (None, *predicted, None)
@@ -147,7 +150,8 @@ def _weight(entry: Entry) -> dict[str, Any]:
 
 
 def _kernel(entry: Entry) -> str:
-    """The GEMM kernel of the site: tile and instruction set; the latter alone of other forms."""
+    """Returns the kernel of an int8 matmul: tile and instruction set, or only the instruction set
+    if no GEMM kernel computes it."""
     scheme, m = entry.scheme, hint(entry.match.m)
     gemm = form_of(scheme).gemm if scheme else entry.match.gemm
     if m is None or not gemm:

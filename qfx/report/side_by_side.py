@@ -1,4 +1,4 @@
-"""Run a captured graph in float and, beside each int8 site, its int8 form."""
+"""Runs a captured graph in float, and each matmul that becomes int8 also in int8."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ TRIAL = "qfx.explain"  # what guarded sites count under, until they are taken
 
 
 class _Tried(NamedTuple):
-    """A site's int8 form on its input: what it returned, seconds of both forms."""
+    """The result of running a matmul in int8 on its input: its output, the seconds of a call in
+    float and in int8, and the counts of its guard."""
 
     output: Tensor
     float_s: float
@@ -43,7 +44,8 @@ class _Tried(NamedTuple):
 
 
 class SideBySide(fx.Interpreter):
-    """Runs a float graph and, beside each site the plan quantizes, its int8 form."""
+    """Runs a float graph, and measures each matmul that the plan quantizes: on its input in float
+    and in int8."""
 
     def __init__(self, gm: fx.GraphModule, plan: Plan) -> None:
         super().__init__(gm)
@@ -80,9 +82,9 @@ class SideBySide(fx.Interpreter):
         return [row_of(*row) for row in found]
 
     def multiplied(self) -> tuple[int, int, int]:
-        """Multiply-accumulates of what becomes int8, and of all: those that PyTorch counts, of
-        grouped products, and of the model's own int8 operators. And of how many matmuls they are
-        not known, as of recurrent cells."""
+        """Returns the multiply-accumulates of what becomes int8 and those of the whole graph (as
+        PyTorch counts them, plus grouped matmuls and the model's own int8 operators), and the
+        number of matmuls for which they are unknown, such as recurrent cells."""
         own = {e.match.node: _sizes(e) for e in self.entries if isinstance(e.match, OwnCall)}
         macs = self.macs | own
         quantized = [e.match.node for e in self.entries if e.token != FLOAT]
@@ -109,8 +111,8 @@ class SideBySide(fx.Interpreter):
         return result
 
     def _counted(self, n: fx.Node) -> Any:
-        """Runs a node in float, with its multiply-accumulates counted; those of bodies of
-        higher-order operators, which PyTorch's counter does not run, are not."""
+        """Runs a node in float and counts its multiply-accumulates. Those in the subgraphs of
+        higher-order operators, which PyTorch's counter does not run, are not counted."""
         if isinstance(n.target, HigherOrderOperator):
             return super().run_node(n)
         with FlopCounterMode(display=False) as counter:
@@ -181,7 +183,8 @@ def _sizes(entry: Entry) -> int:
 def int8_form(
     entry: Entry, site: Site, x: Tensor, w: Tensor, bias: Tensor | None
 ) -> fx.GraphModule:
-    """A graph of x alone that computes the entry's site on these constants, as a rewrite does."""
+    """Returns a graph of the single input x that computes one matmul in int8 with the constants `w`
+    and `bias`, as a rewritten graph does. `entry`: the decision on the matmul `site`."""
     graph = fx.Graph()
     holder = nn.Module()
     holder.register_buffer("w", w.detach())

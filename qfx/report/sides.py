@@ -1,4 +1,4 @@
-"""Sides: the ways to call a model that a report compares as a whole, in int8 and in float."""
+"""Sides: the two ways to call a whole model that a report compares, in int8 and in float."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ Make = Callable[[fx.GraphModule, Mapping[str, str]], Callable[..., Any]]
 @dataclass(frozen=True)
 class Sides:
     """Two ways to run `model`: in int8 and in float. `modules`: its int8 modules by name.
-    `as_called`: whether the model runs as it is, or as torch.compile with qfx rewrites it."""
+    `as_called`: True if the model runs as it is, False if it runs as torch.compile with qfx
+    rewrites it."""
 
     model: Callable[..., Any]
     modules: Mapping[str, nn.Module]
@@ -40,7 +41,7 @@ class Sides:
 
     @property
     def in_int8(self) -> Side:
-        """The side that is explained."""
+        """The int8 side: the model as it is called, or its graphs as qfx rewrites them."""
         if self.as_called:
             return Side(_called(self.model), "the model as it is called")
         words = "its graphs as qfx rewrites them, operator by operator, without Inductor"
@@ -48,7 +49,8 @@ class Sides:
 
     @property
     def in_float(self) -> Side:
-        """Returns the float side of the comparison."""
+        """The float side: the reference model, the model with dequantized weights, or its graphs as
+        they were captured."""
         if self.reference is not None:
             return Side(self._referred, "the reference model as it is called")
         if self.modules:
@@ -75,12 +77,15 @@ class Sides:
 
 
 def _called(model: Callable[..., Any]) -> Callable[..., tuple[Any, float]]:
-    """Runs the model and times the whole call."""
+    """Returns a function that runs the model, and returns its output and the seconds of the whole
+    call."""
     return lambda *args, **kwargs: timed(lambda: model(*args, **kwargs))
 
 
 def _within_graphs(model: Callable[..., Any], make: Make) -> Callable[..., tuple[Any, float]]:
-    """Runs what `make` makes of the captured graphs, once of each, and times these alone."""
+    """Returns a function that runs the model with `make(graph, names)` in place of each captured
+    graph, and returns its output and the seconds that these replacements took. Each is made
+    once."""
     made: dict[Any, Callable[..., Any]] = {}
 
     def run(*args: Any, **kwargs: Any) -> tuple[Any, float]:

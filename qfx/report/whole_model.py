@@ -1,4 +1,4 @@
-"""Whole model: the output and the time of a whole call, as it runs and in float."""
+"""Whole model: compares a whole call of a model in int8 and in float, by output and time."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _SECONDS = 2.0  # no turn begins later
 
 @dataclass(frozen=True)
 class WholeModel:
-    """A whole call in int8, as the model runs, against float. `sqnr_db`: of all floating tensors of
-    the output together; None without any. `float_s`, `int8_s`: median seconds of `turns` calls, one
-    after the other in turns. `float_side`, `int8_side`: what ran, in words. `why_not`: why nothing
-    was measured, '' where it was."""
+    """The comparison of a whole call in int8, as the model runs, with a call in float. `sqnr_db`:
+    the SQNR of all float tensors of the output together; None if there are none. `float_s`,
+    `int8_s`: median seconds of `turns` calls, in float and in int8 by turns. `float_side`,
+    `int8_side`: what ran, in words. `why_not`: why nothing was measured; '' if it was."""
 
     sqnr_db: float | None = None
     float_s: float | None = None
@@ -37,7 +37,7 @@ class WholeModel:
 
     @property
     def measured(self) -> bool:
-        """Whether it ran on both sides."""
+        """Whether the model ran in int8 and in float."""
         return self.turns > 0
 
     @property
@@ -47,7 +47,7 @@ class WholeModel:
 
     @property
     def row(self) -> Row:
-        """The last line of a table of matmuls."""
+        """The row of the whole model, the last line of the table of matmuls."""
         reason = "" if self.gain is None else f"int8 measured {self.gain:.2f}x float; see below"
         given = (self.sqnr_db, self.float_s, self.int8_s)
         return Row("whole model", "", "", "", "", reason, *given, measured=True)
@@ -64,31 +64,34 @@ class WholeModel:
 
 
 class CallInputs:
-    """The arguments of a call, for several runs of it: tensors that a run writes to are put back,
-    and objects that are neither tensors nor values, as caches, are copied for each run."""
+    """The arguments of a call, for running it several times. Tensors that a run writes to are
+    restored. Objects that are neither tensors nor plain values, such as caches, are copied for each
+    run."""
 
     def __init__(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Raises what `copy.deepcopy` raises of objects that cannot be copied."""
+        """Copies the arguments. Raises the errors of `copy.deepcopy` for objects that cannot be
+        copied."""
         self._kept: Any = _copied((tuple(args), dict(kwargs)))
 
     def restored(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments for one run inside of `unchanged`."""
+        """Returns the arguments for one run inside the context `unchanged`, which restores their
+        tensors."""
         args, kwargs = _copied(self._kept)
         restore_later(t for t in _leaves((args, kwargs)) if _is_dense(t))
         return args, kwargs
 
 
 class Side(NamedTuple):
-    """One way to call the model. `run` returns the output and how many of the seconds between its
-    begin and its end count; `says` is what ran, in words."""
+    """One way to call the model. `run` returns the output, and the seconds of the call that count.
+    `says`: what runs, in words."""
 
     run: Callable[..., tuple[Any, float]]
     says: str
 
 
 def whole_model(model: Any, inputs: CallInputs, float_: Side, int8: Side) -> WholeModel:
-    """Runs both sides in turns: once for the output, then for the time. The model is left as it was
-    by each run, so that all of them begin alike."""
+    """Runs the float side and the int8 side by turns: first for the outputs, then for the times.
+    The model is restored after each run, so that all runs begin in the same state."""
     sides = {"float_side": float_.says, "int8_side": int8.says}
     exact, noisy = [_ran(model, inputs, side)[0] for side in (float_, int8)]
     error = output_sqnr(exact, noisy)
@@ -111,9 +114,10 @@ def _ran(
 
 
 def output_sqnr(exact: Sequence[Tensor], noisy: Sequence[Tensor]) -> float | None:
-    """SQNR in dB of all tensors together, where `exact` is finite; None where there are none.
+    """Returns the SQNR in dB of all tensors together, over the elements that are finite in `exact`;
+    None if there are no elements.
 
-    Raises ValueError where they are not as many, or not as large.
+    Raises ValueError if the numbers of tensors or their sizes differ.
     """
     sizes = [[t.numel() for t in each] for each in (exact, noisy)]
     if sizes[0] != sizes[1]:
@@ -126,8 +130,8 @@ def output_sqnr(exact: Sequence[Tensor], noisy: Sequence[Tensor]) -> float | Non
 
 
 def floating(output: Any, name: str = "") -> Iterator[Tensor]:
-    """The floating tensors of an output: a tensor, tuples, lists, dicts, data classes and what
-    transformers returns. Keys and values that a cache holds are left out."""
+    """Yields the float tensors of a model's output: a tensor, tuples, lists, dicts, data classes
+    and the outputs of transformers. The keys and values of a cache are left out."""
     if name.startswith("past_"):
         return
     if isinstance(output, Tensor):

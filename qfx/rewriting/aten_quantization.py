@@ -68,7 +68,8 @@ def quantize_parts(
     seed: None = None,
     factor: Any = None,
 ) -> Parts:
-    """Computes quantize without groups, rotation and seed."""
+    """Computes quantize by aten operators, on tensors or on `fx.Proxy`; for codes without groups
+    and rotation, and without a seed."""
     how, rows = Code(*code), aten.to.dtype(x, torch.float32)
     rows = rows if factor is None else aten.mul.Tensor(rows, factor)  # (R1)
     limits = code_range(how.bits, bool(how.symmetric))
@@ -117,7 +118,7 @@ def _of_finite_rows(high: Any, low: Any = None) -> tuple[list[Any], Any]:
 
 
 def _static_parts(x: Any, rows: Any, scale: Any, zero_point: Any, limits: tuple[int, int]) -> Parts:
-    """Computes (Q6)."""
+    """Quantizes with a static scale. Equation (Q6)."""
     qmin, qmax = limits
     used = aten.clamp_min.default(scale, SMALLEST_SCALE)
     q = aten.mul.Tensor(rows, _ratio(_number(x, 1), used))
@@ -135,8 +136,9 @@ def _static_parts(x: Any, rows: Any, scale: Any, zero_point: Any, limits: tuple[
 
 
 def _codes(q: Any, qmin: int, qmax: int, finite: Any) -> Any:
-    """Computes (Q4). `where` comes last because it is read twice: an operation that is read only
-    once is copied by Inductor into each reader."""
+    """Clamps codes to their range, and sets codes of rows that are not finite to 0. Equation (Q4).
+    `where` comes last because it is read twice: an operation that is read only once is copied by
+    Inductor into each reader."""
     return _where(finite, aten.to.dtype(aten.clamp.default(q, qmin, qmax), torch.int8))
 
 
@@ -172,7 +174,7 @@ def _has_elements(x: Any, whole: bool) -> bool:
 
 
 def _is_one(scale: Any) -> bool:
-    """Whether a static scale is a single number. That of a recipe is; its node has no recorded
-    value."""
+    """Whether a static scale is a single number. The scale of a recipe is; the node of such a scale
+    has no recorded value."""
     known = value(scale) if isinstance(scale, fx.Node) else None
     return not isinstance(known, Tensor) or statically_known_true(known.numel() == 1)

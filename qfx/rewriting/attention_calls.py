@@ -1,6 +1,6 @@
 """Attention calls: the operators that replace an attention.
 
-int8_attention(q, k, v)      one operator, because a softmax is between its products
+int8_attention(q, k, v)      one operator, because a softmax is between its matmuls
 attention_decode(q, k, v)    float, for one query
 kv_attention(q, cache)       float, for few queries of an int8 cache, whose codes it reads
 attention_append(q, past_k, k, past_v, v)    if keys and values are a past that grows:
@@ -26,8 +26,8 @@ _CATS = (torch.cat, torch.concat, torch.concatenate, torch.ops.aten.cat.default)
 
 
 def attend(attention: Attention, decodes: bool, results: dict[fx.Node, fx.Node]) -> fx.Node:
-    """Replaces the attention by an operator and returns its node. `results`: earlier
-    replacements."""
+    """Replaces an attention by an operator and returns the node of the result. `decodes`: by one of
+    the float operators above. `results`: replacements of earlier nodes."""
     _read_sources(attention)
     if decodes and (cache := attention.cache):
         return _of_cache(attention, cache, results)
@@ -41,7 +41,8 @@ def attend(attention: Attention, decodes: bool, results: dict[fx.Node, fx.Node])
 
 
 def _read_sources(attention: Attention) -> None:
-    """Removes the nodes that repeat heads of keys and values for the attention."""
+    """Removes the nodes that repeat heads of keys and values for the attention, which then reads
+    the tensors with fewer heads."""
     sources = {attention.key, attention.val}
     for node in attention.node.all_input_nodes:
         source, _ = repeated(node)

@@ -1,6 +1,6 @@
-"""Canonical form: rewrites a graph according to a plan, with three operators for every int8 site.
+"""Canonical form: rewrites a graph according to a plan, with three operators for every int8 matmul.
 
-    q, scale, zero_point = quantize(x, code)           one node for sites that share x
+    q, scale, zero_point = quantize(x, code)           one node for matmuls that share x
     acc = int8_mm(q, zero_point, weight, n)            exact int32
     y = dequantize(acc, scale, weight_scale(weight, n), bias, activation)
 
@@ -56,8 +56,9 @@ aten = torch.ops.aten
 
 
 def rewrite(gm: fx.GraphModule, plan: Plan, provide: Provide) -> None:
-    """Edits `gm` to the canonical form of `plan`. Nodes that compute a match record its place in
-    the plan."""
+    """Changes `gm` in place to the canonical form of `plan`. Nodes that compute a matmul have the
+    index of its entry in the plan in their metadata. `provide`: adds packed weights and constants
+    to the graph."""
     for place, entry in enumerate(plan.entries):
         for node in (entry.match.node, entry.match.out):
             node.meta[OF_MODEL] = place
@@ -83,8 +84,8 @@ def rewrite(gm: fx.GraphModule, plan: Plan, provide: Provide) -> None:
 
 
 def _multiply(product: Product, scheme: Scheme, results: dict[fx.Node, fx.Node]) -> fx.Node:
-    """Replaces a product by dequantize(int8_bmm(quantize(a), quantize(b))); b has one symmetric
-    scale per row of K."""
+    """Replaces a matmul of two activations by dequantize(int8_bmm(quantize(a), quantize(b))) and
+    returns the node of the result; b has one symmetric scale per row of K."""
     node, spec = product.node, scheme.x
     assert spec is not None
     graph, stem = node.graph, node.name
@@ -113,7 +114,8 @@ def _multiply(product: Product, scheme: Scheme, results: dict[fx.Node, fx.Node])
 
 
 def finish(gm: fx.GraphModule, graphs: Iterable[fx.Graph]) -> None:
-    """Checks and recompiles what was edited: `gm` and the bodies that own these graphs."""
+    """Checks and recompiles what was edited: `gm`, and the subgraphs of higher-order operators that
+    own `graphs`."""
     for graph in {gm.graph: None, **dict.fromkeys(graphs)}:
         graph.lint()
         assert graph.owning_module is not None
@@ -121,7 +123,7 @@ def finish(gm: fx.GraphModule, graphs: Iterable[fx.Graph]) -> None:
 
 
 def _replace(entry: Entry, site: Site, provide: Provide, inputs: Inputs) -> fx.Node:
-    """Replaces a site by its int8 form and returns its output."""
+    """Replaces a matmul with a weight by its int8 form and returns the node of its output."""
     graph, bias = site.node.graph, site.bias
     nodes = nodes_of(entry, site, provide)
     if bias is not None and inputs.position.get(bias, -1) > inputs.position[site.node]:
@@ -162,8 +164,8 @@ def _emitted(
 def _split(
     site: Site, nodes: SiteNodes, steps: Sequence[LoweringStep], values: dict[str, Any]
 ) -> list[fx.Node]:
-    """Emits a site with outliers: its outlier columns as a float linear, added to the other columns
-    in int8. (R3)"""
+    """Emits a matmul with outliers: the outlier columns of x as a float linear, added to the other
+    columns in int8. Equation (R3)."""
     graph, stem = site.node.graph, site.node.name
     sums = values | {"activation": "none", "out_dtype": torch.float32}
     made = _emitted(site, nodes, steps, sums)
@@ -178,23 +180,24 @@ def _split(
 
 
 def _activated(graph: fx.Graph, activation: str, y: fx.Node) -> fx.Node:
-    """Emits the calls that compute an activation of a float32 node. (E2)"""
+    """Emits the calls that compute an activation function of the float32 node `y`. Equation
+    (E2)."""
     traced: Any = fx.Proxy(y, fx.proxy.GraphAppendingTracer(graph))
     result: Any = activate(activation, traced)
     return result.node  # type: ignore[no-any-return]
 
 
 def _of_guard(site: Site, guard: Guard) -> dict[str, Any]:
-    """Returns the additional arguments of the operator that chooses between int8 and float for each
-    row."""
+    """Returns the additional arguments of linear_guarded, which chooses between int8 and float for
+    each row of x."""
     w = emit_view(site.view, site.weight)
     w = site.node.graph.call_function(torch.detach, (w,))
     return {"guard": guard.limit, "site": guard.site, "w": w}
 
 
 def _of_training(site: Site, nodes: SiteNodes) -> dict[str, Any]:
-    """Returns the additional arguments of the operator with straight-through gradients to x, to w
-    if it trains, and to the bias."""
+    """Returns the additional arguments of linear_ste, which has straight-through gradients to x, to
+    w if it trains, and to the bias."""
     graph, w, seed = site.node.graph, None, None
     if site.weight_trains:
         w = emit_view(site.view, site.weight)

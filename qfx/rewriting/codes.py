@@ -1,7 +1,6 @@
-"""Codes of the activations of a canonical graph: the steps that sites with the same input share.
-
-`nodes_of` resolves a scheme and a recipe to the nodes that a site needs besides its input and bias.
-"""
+"""Nodes for the operands of int8 matmuls in a canonical graph. `Inputs` emits the nodes that
+quantize an activation, which matmuls with the same input share. `nodes_of` turns a scheme and a
+recipe into the nodes that a matmul needs besides its input and bias."""
 
 from __future__ import annotations
 
@@ -55,8 +54,9 @@ class Provide(NamedTuple):
 
 
 class SiteNodes(NamedTuple):
-    """A site's scheme as nodes: its packed weight, the transform of K, the static scale of x, the
-    columns of K that stay float, and the rows of the weight."""
+    """The nodes that an int8 matmul needs besides its input and bias: its packed weight, the factor
+    and rotation of K, the static scale and zero point of x, the indices of the columns of K that
+    stay float, and the number N of outputs."""
 
     scheme: Scheme
     packed: PackedNodes
@@ -69,12 +69,12 @@ class SiteNodes(NamedTuple):
 
     @property
     def turned(self) -> bool:
-        """Whether K is transformed."""
+        """Whether x and the weight are transformed along K. Equation (R1)."""
         return self.factor is not None or self.rotation != 0
 
     @property
     def values(self) -> dict[str, Any]:
-        """The arguments of the site's steps, by name, that are the same at every call."""
+        """The arguments of the matmul's operators, by name, that are the same at every call."""
         arguments = of_scheme(self.scheme, self.n, self.rotation) | of_weight(self.packed)
         arguments |= {"factor": self.factor, "rotation": self.rotation, "n": self.n}
         arguments |= {"static_scale": self.scale, "static_zero_point": self.zero_point}
@@ -121,7 +121,8 @@ def _rows(site: Site) -> int | fx.Node:
 def _without(
     columns: tuple[int, ...], factor: tuple[float, ...] | None, k: int | None
 ) -> tuple[float, ...] | None:
-    """Returns the factor that sets these columns of x to zero. (R3)"""
+    """Returns `factor` [K] (None means 1) with 0 for these columns, which sets the columns of x to
+    zero. Equation (R3)."""
     if not columns:
         return factor
     kept = list(factor or (1.0,) * (k or 0))
@@ -148,7 +149,7 @@ def emit_call(graph: fx.Graph, call: OperatorCall, values: Mapping[str, Any], na
 
 
 def emit_step(graph: fx.Graph, step: LoweringStep, values: Mapping[str, Any], stem: str) -> Codes:
-    """Returns the nodes of a step's results, by name."""
+    """Emits the operator call of a step and returns the nodes of its results, by name."""
     node = emit_call(graph, step.call, step.read(values), f"{stem}_{step.stem}")
     if len(step.gives) == 1:
         return {step.gives[0]: node}
@@ -169,14 +170,15 @@ def quantized(
     stem: str,
     parts: Sequence[str] = ("q", "scale", "zero_point"),
 ) -> Codes:
-    """Returns the parts of quantize(x). `values`: contains x."""
+    """Emits quantize(x) and returns the nodes of its results, by the names `parts`. `values`:
+    arguments by name, which contain x."""
     triple = emit_call(graph, QUANTIZE, {**values, "code": code_of(spec)}, f"{stem}_quantize")
     return _parts(graph, triple, parts, stem)
 
 
 class Inputs:
-    """The inputs of the sites of a graph. Sites that need the same of the same x share one node,
-    unless x may change between them."""
+    """The quantized inputs of the matmuls of a graph. Matmuls that quantize the same x in the same
+    way share the nodes, unless x may change between them."""
 
     def __init__(self, graph: fx.Graph, replaced: dict[fx.Node, fx.Node]) -> None:
         self.graph = graph
@@ -186,13 +188,14 @@ class Inputs:
         self.made: dict[Any, tuple[int, Codes]] = {}
 
     def up_to_date(self, site: Site) -> Site:
-        """Returns the site, reading the int8 form of the results of other sites."""
+        """Returns the match with x and bias replaced by their int8 forms, if they are results of
+        matmuls that were rewritten."""
         bias = None if site.bias is None else self.replaced.get(site.bias, site.bias)
         return replace(site, x=self.replaced.get(site.x, site.x), bias=bias)
 
     def of(self, site: Site, values: Mapping[str, Any], steps: Sequence[LoweringStep]) -> Codes:
-        """Returns the results of these steps for the site's input, the matrix x [..., K], valid at
-        the site; x itself if there are no steps."""
+        """Returns the nodes of the results of these steps for the input x [..., K] of the matmul,
+        with the value that x has at the matmul; the node of x itself if there are no steps."""
         if not steps:
             with self.graph.inserting_before(site.node):
                 return {"x": emitted_input(site)}
@@ -229,8 +232,8 @@ def _what(step: LoweringStep, values: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def emitted_input(site: Site) -> fx.Node:
-    """Emits the matrix [..., K] that the site multiplies at the graph's insertion point and returns
-    its node."""
+    """Emits, at the graph's insertion point, the matrix [..., K] that the matmul multiplies, and
+    returns its node."""
     gradients = site.trains or _records(site.x)
     x = site.node.graph.call_function(torch.detach, (site.x,)) if gradients else site.x
     return emit_view(site.x_view, x)

@@ -1,8 +1,8 @@
 """Packed weights and constants of a rewritten graph: they are stored as its buffers, as its inputs,
-or computed in the graph itself, and are passed to the bodies of higher-order operators.
+or computed in the graph itself, and are passed to the subgraphs of higher-order operators.
 
 `as_placeholders` and `as_constants` make the `Provide` of the canonical form. A weight that several
-sites use in the same way is packed once, and equal constants are one.
+matmuls use in the same way is packed once, and equal constants are stored once.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ class NewInputs:
 
 
 def as_placeholders(gm: fx.GraphModule, added: NewInputs) -> Provide:
-    """Returns a `Provide` that makes new graph inputs and records them in `added`.
+    """Returns a `Provide` that adds packed weights and constants as new inputs of the graph, and
+    records them in `added`.
 
     Weights that train or are `repacked`, and constants inside the graph, are packed in the graph.
     """
@@ -140,7 +141,8 @@ def _free_name(gm: fx.GraphModule, name: str) -> str:
 
 
 def in_graph(site: Site, packing: Packing, constant: ProvideConstant) -> PackedNodes:
-    """Quantizes and packs at every call, just before the first site that needs the weight."""
+    """Emits nodes that quantize and pack the weight at every call, just before the first matmul
+    that needs it, and returns them."""
     if packing.rounding is not None:
         raise UserError(
             f"recipe of {site.name}: it was {packing.rounding}, but here its weight is an input of "
@@ -174,10 +176,12 @@ def once_per_weight(make: ProvideWeight) -> ProvideWeight:
 def threaded(
     provide: ProvideWeight, inside: ProvideWeight, outside: Callable[[Site], bool]
 ) -> ProvideWeight:
-    """Extends `provide`, which serves the root graph, to the sites of bodies.
+    """Extends `provide`, which works for matmuls of the root graph, to matmuls in the subgraphs of
+    higher-order operators.
 
-    If `outside` allows it, a site's weight is packed outside the body: each call on the way down
-    receives its parts as operands. Otherwise it is packed inside the body.
+    If `outside` returns True for a matmul, its weight is packed outside the subgraph, and the calls
+    that lead to the subgraph receive the packed tensors as operands. Otherwise the weight is packed
+    inside the subgraph by `inside`.
     """
     made: dict[tuple[fx.Node, View, Packing], PackedNodes] = {}
 
@@ -207,8 +211,8 @@ def threaded(
 
 
 def _handed_down(gm: fx.GraphModule, make: Callable[[Constant, str], fx.Node]) -> ProvideConstant:
-    """Extends `make`, which serves the root graph, to bodies, by operands of the calls on the way
-    down."""
+    """Extends `make`, which adds a constant to the root graph, to the subgraphs of higher-order
+    operators: the calls that lead to a subgraph receive the constant as an operand."""
     made: dict[tuple[fx.Graph, Constant], fx.Node] = {}
     calling = callers(gm)
 
@@ -227,8 +231,8 @@ def _handed_down(gm: fx.GraphModule, make: Callable[[Constant, str], fx.Node]) -
 
 
 def drop_unused_inputs(gm: fx.GraphModule, added: NewInputs) -> Feed:
-    """Removes the graph inputs that only int8 sites read, and returns where the other inputs come
-    from."""
+    """Removes the inputs of the graph that no node reads any more, since only int8 matmuls did, and
+    returns the origin of each remaining input."""
     slots = added.slots
     new = [*(slot.nodes.nodes for slot in slots), tuple(added.constants)]
     parts = {node: PackedPart(s, p) for s, nodes in enumerate(new) for p, node in enumerate(nodes)}

@@ -57,7 +57,8 @@ class Rule:
 
 
 def fuse(gm: fx.GraphModule) -> Notes:
-    """Edits the canonical graph to its fused form and returns notes for the plan."""
+    """Changes a canonical graph in place to its fused form, and returns notes for the plan: which
+    rules fitted a matmul but were refused, and why."""
     notes: Notes = defaultdict(list)
     for graph in graphs(gm):
         for rules in RULES:
@@ -133,8 +134,8 @@ def _is_turned(root: fx.Node, bound: Bound) -> str | None:
 
 
 def _codes_are_shared(root: fx.Node, bound: Bound) -> str | None:
-    """Refuses if several matmuls read the codes; but linears with the same quantization may become
-    one call later."""
+    """Refuses if several matmuls read the codes, unless these are linears with the same
+    quantization, which may become one call later."""
     readers = bound.get("acc", root).args[0].users
     together = runs_several(bound["t"], bound["weight"])
     if len(readers) == 1 or (together and all(calls(r, *_LINEARS) for r in readers)):

@@ -16,7 +16,7 @@ Notes = dict[int, list[str]]  # words about a match, by its place in the plan
 
 
 class _Calls(dict[str, tuple[Any, ...]]):
-    """A map from names to operators. Names without an entry are those of our own operators."""
+    """A map from names to operators. A name without an entry is the name of an operator of qfx."""
 
     def __missing__(self, name: str) -> tuple[Any, ...]:
         return (getattr(ops, name).default,)

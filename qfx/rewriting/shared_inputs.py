@@ -45,12 +45,14 @@ class _LinearNode(NamedTuple):
 
 
 def runs_several(*operands: fx.Node) -> bool:
-    """Whether one call may run linears with these operands: not on a GPU."""
+    """Whether linears with these operands can run as one call of `linears`, which has no kernel for
+    GPUs."""
     return all(LINEARS.lacking(device(operand)) is None for operand in operands)
 
 
 def share_inputs(graph: fx.Graph, notes: Notes) -> None:
-    """Edits the graph. The caller checks and recompiles it."""
+    """Replaces linears that quantize the same input in the same way by one call. The caller checks
+    and recompiles the graph."""
     for linears in _groups(graph, notes):
         if len(linears) > 1:
             with at(linears[0].node):
@@ -58,7 +60,8 @@ def share_inputs(graph: fx.Graph, notes: Notes) -> None:
 
 
 def _groups(graph: fx.Graph, notes: Notes) -> list[list[_LinearNode]]:
-    """Returns the linears of each call."""
+    """Returns the groups of linears that each become one call. Adds a note for each linear that
+    begins another group although an earlier group has the same input."""
     found: list[list[_LinearNode]] = []
     latest: dict[Any, list[_LinearNode]] = {}
     places: dict[fx.Node, int] = {}

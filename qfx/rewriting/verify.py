@@ -46,10 +46,11 @@ def checking() -> bool:
 
 
 def verify(gm: fx.GraphModule, before: frozenset[fx.Node]) -> None:
-    """Raises AssertionError, at a node, for a graph that no pass of ours may produce.
+    """Raises AssertionError if the passes of qfx have added a node that they must not produce. The
+    error names the node.
 
-    `before`: the nodes that existed before the passes. Calls of our operators among them belong to
-    the model, and only new nodes are checked.
+    `before`: the nodes that existed before the passes. Only new nodes are checked, because calls of
+    qfx's operators among the others belong to the model.
     """
     for graph in graphs(gm):
         for node in graph.nodes:
@@ -71,8 +72,8 @@ def _faults(node: fx.Node) -> Iterator[str]:
 
 
 def _wrong_call(node: fx.Node) -> Iterator[str]:
-    """Yields a fault unless a call of our operators has the arguments of its schema, with None only
-    if the schema allows it."""
+    """Yields an error unless a call of an operator of qfx has the arguments of its schema, with
+    None only if the schema allows it."""
     if getattr(node.target, "namespace", "") != "qfx":
         return
     wanted = schema(node.target).arguments
@@ -85,13 +86,14 @@ def _wrong_call(node: fx.Node) -> Iterator[str]:
 
 
 def _written(node: fx.Node) -> Iterator[str]:
-    """Yields a fault if a node that a pass added writes something."""
+    """Yields an error if a node that a pass added writes to a tensor."""
     for source in written_inputs(node):
         yield f"it writes {source}, {'a constant' if is_constant(source) else 'a tensor'}"
 
 
 def _unread(product: fx.Node) -> Iterator[str]:
-    """Yields a fault if int32 products leave the int8 form."""
+    """Yields an error if the int32 result of an int8 matmul is read by anything but a
+    dequantization, or by nothing."""
     for reader in product.users:
         if not calls(reader, ops.dequantize.default):
             yield f"its int32 products are read by {reader}"
@@ -109,7 +111,7 @@ def _reads_inlined(node: fx.Node) -> bool:
 def _no_pattern(
     node: fx.Node, patterns: Sequence[Pattern], if_reads: Sequence[object] = ()
 ) -> Iterator[str]:
-    """Yields a fault if a node that starts some of the patterns fits none of them."""
+    """Yields an error if a node begins like some of the patterns and fits none of them."""
     tried = [each for each in patterns if each.starts_at(node)]
     if not tried or (if_reads and not calls(node.args[0], *if_reads)):
         return

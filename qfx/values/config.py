@@ -34,15 +34,15 @@ INNER = ("inductor", "aot_eager", "eager")
 
 @dataclass(frozen=True)
 class Config:
-    """The options by which qfx decides.
+    """The options of qfx: which matmuls become int8, and how.
 
         config = qfx.Config(scheme="w8a8", skip=["lm_head"], minimum_gain=1.2)
 
-    `scheme`: a name of `PRESETS` or a `Scheme`. `recipe`: the decisions of calibration; the sites
-    it names follow it, the others follow `scheme`. `skip`, `only`: patterns for module paths and
-    parameter names (`lm_head`, `layers.0.*`); with `only`, nothing else becomes int8; `skip`
-    overrides `only` and the recipe. `minimum_gain`: a site becomes int8 if its predicted float time
-    divided by its predicted int8 time is at least this; 0 quantizes all that int8 suits
+    `scheme`: a name of `PRESETS` or a `Scheme`. `recipe`: the decisions of calibration; the matmuls
+    that it names follow it, the others follow `scheme`. `skip`, `only`: patterns for module paths
+    and parameter names (`lm_head`, `layers.0.*`); with `only`, nothing else becomes int8; `skip`
+    overrides `only` and the recipe. `minimum_gain`: a matmul becomes int8 if its predicted float
+    time divided by its predicted int8 time is at least this; 0 quantizes all that int8 suits
     (docs/limits.md). `inner`: the compiler of the rewritten graph.
 
     `backward`: how gradients are computed when the model trains, "float" or "int8" with stochastic
@@ -51,9 +51,10 @@ class Config:
     in a model whose input is token ids, channels of activations and weights are balanced before
     both are rotated, by what the model computes from seeded ids ((R4) of docs/numerics.md).
     `release_weights`: under `torch.compile`, the memory of packed float weights is freed, by
-    writing them to files if necessary, and all legal sites with such weights are int8, whatever
-    their gain (docs/serving.md). `embeddings`: "int8" replaces each nn.Embedding by codes, with
-    `quantize_` only. Raises ValueError or TypeError.
+    writing them to files if necessary, and all matmuls with such weights that int8 supports are
+    int8, whatever their gain (docs/serving.md). `embeddings`: "int8" replaces each nn.Embedding by
+    a table of int8 codes, with `quantize_` only. Raises ValueError or TypeError for an invalid
+    option.
     """
 
     scheme: str | Scheme = "w8a8"
@@ -71,8 +72,8 @@ class Config:
     @classmethod
     def of(cls, given: Configurable) -> Config:
         """Returns the Config given by a Config, a name of `PRESETS`, a `Scheme`, a mapping of
-        fields, or None for the default. Raises TypeError for anything else, and what Config raises.
-        """
+        fields, or None for the default. Raises TypeError for anything else, and the errors of
+        Config for invalid options."""
         if isinstance(given, Config):
             return given
         if isinstance(given, str | Scheme):
@@ -93,8 +94,8 @@ class Config:
 
     @property
     def by_name(self) -> bool:
-        """Whether every matmul is decided by its name: a recipe has numbers for each, and a guard
-        counts the rows of each."""
+        """Whether the name of a matmul matters: a recipe has values for each name, and a guard
+        counts the rows for each name."""
         return self.recipe is not None or self.guard is not None
 
     def __post_init__(self) -> None:
@@ -141,7 +142,7 @@ class Config:
 
     @property
     def chosen(self) -> Scheme:
-        """The scheme of the sites that no recipe names."""
+        """The scheme of the matmuls that no recipe names."""
         if isinstance(self.scheme, Scheme):
             return self.scheme
         return replace(PRESETS[self.scheme], backward=self.backward)

@@ -35,7 +35,7 @@ def unserved_type(tensor: Tensor) -> str:
 
 def why_few_features(k: int | None) -> str | None:
     """Returns why a matmul over `k` features stays float unless a recipe decides otherwise. Returns
-    None if it does not, or if `k` is unknown.
+    None if `k` is large enough or unknown.
 
     Int8 saves at most `k * (1 - 1 / 4)` multiply-adds of an output and adds 6 operations to it
     (docs/numerics.md (P1)), so with fewer than 8 features it takes more than it saves.

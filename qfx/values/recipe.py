@@ -1,5 +1,5 @@
-"""Recipe: the decisions of calibration for each call site, as a value and as a JSON file. Codes
-that are not rounded to nearest are in a second file beside the JSON."""
+"""Recipe: the decisions of calibration for each call of a matmul, as a value and as a JSON file.
+Int8 codes of weights that are not rounded to nearest are in a second file beside the JSON."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ _LATER = ("rounding", "divergence")  # fields that are written only if they have
 
 @dataclass(frozen=True)
 class Recipe:
-    """The result of `qfx.calibrate` or `qfx.pin`: one `SiteRecipe` for each call site. It prints as
-    a table.
+    """The result of `qfx.calibrate` or `qfx.pin`: one `SiteRecipe` for each call of a matmul. A
+    recipe prints as a table.
 
         recipe.save("recipe.json")
         recipe = qfx.Recipe.load("recipe.json")
 
-    Matmuls that it does not name are decided as usual, unless `pinned` is given: the products and
-    attentions of a whole plan. Then everything else stays float. Raises ValueError if a matmul
-    occurs twice.
+    Matmuls that the recipe does not name are decided as usual, unless it has `pinned`, the
+    decisions on the matmuls of two activations and the attentions of a whole plan. Then everything
+    that it does not name stays float. Raises ValueError if a matmul occurs twice.
     """
 
     sites: tuple[SiteRecipe, ...]
@@ -64,12 +64,13 @@ class Recipe:
         return tabulate(table, [_HEAD[i] for i in shown], disable_numparse=True)
 
     def to_json(self) -> str:
-        """Returns JSON text with a version and one line per site; `from_json` returns an equal
-        recipe. Raises ValueError for what JSON cannot hold."""
+        """Returns JSON text with a version and one line for each matmul; `from_json` returns an
+        equal recipe. Raises ValueError for what JSON cannot hold, such as codes of weights."""
         return self._text(None)
 
     def _text(self, codes: str | None) -> str:
-        """Returns the JSON text with the name of the file of codes."""
+        """Returns the JSON text. `codes`: the name of the file with int8 codes of weights, or None
+        if there are no such codes."""
         head = (
             '"qfx_recipe": 1' if codes is None else f'"qfx_recipe": 2, "codes": {json.dumps(codes)}'
         )
@@ -84,8 +85,8 @@ class Recipe:
         return _recipe(raw_of(text), _no_codes)
 
     def save(self, path: str | Path) -> None:
-        """Writes the recipe as JSON. Codes of sites are written to a file beside it that is named
-        by its content, such as `recipe-<16 digits>.safetensors` beside `recipe.json`.
+        """Writes the recipe as JSON. Int8 codes of weights are written to a file beside it that is
+        named by its content, such as `recipe-<16 digits>.safetensors` beside `recipe.json`.
 
         The recipe at `path` is replaced as a whole when the JSON is renamed, as the last step; then
         the codes of the former recipe are removed. Raises OSError, ValueError for what JSON cannot
@@ -181,7 +182,7 @@ def _raw(value: SiteRecipe | PinnedProduct) -> dict[str, Any]:
 
 
 def _key(site: SiteRecipe) -> str:
-    """Returns the name of a site's codes in their file."""
+    """Returns the name that the codes of this matmul's weight have in the file of codes."""
     return f"{site.name}[{site.call}]"
 
 

@@ -1,4 +1,5 @@
-"""Rounding: codes that calibration has chosen for a weight, and the digest of that weight."""
+"""Rounding: the int8 codes that calibration has chosen for a weight, and the digest of that
+weight."""
 
 from __future__ import annotations
 
@@ -18,12 +19,13 @@ METHODS = {
 
 @dataclass(frozen=True, eq=False)
 class Rounding:
-    """Codes that replace those rounded to nearest, found by (Q9) in docs/numerics.md.
+    """The int8 codes of a weight that replace the codes rounded to nearest, found by (Q9) in
+    docs/numerics.md.
 
     `site`: the matmul, as errors name it. `method`: one of `METHODS`. `weight`: the `weight_digest`
     of the float weight. `codes`: int8 [N, K] on the CPU, not to be written to. Two roundings with
     the same method and digests are equal. Raises ValueError for an unknown method, a digest that is
-    no text, and other codes.
+    no text, and codes of another dtype, rank or device.
     """
 
     site: str

@@ -1,6 +1,7 @@
-"""Values that define how a matmul is quantized: QSpec (one operand) and Scheme (one site).
+"""Values that define how a matmul is quantized: QSpec for one operand, Scheme for both.
 
-They are frozen and hashable, legality is checked on creation, and `str` is one token.
+They are frozen and hashable, and invalid combinations raise an error on creation. `str` gives a
+short name without spaces, such as `xa8r_ws8r_h64`.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class QSpec:
     elements of a row share a scale, a multiple of 32 (on CUDA of 64), or 0 for all. `static`:
     whether the scale is fixed in advance by a `Recipe`. `packed`: whether the codes of a weight (4
     or 5 bits, in groups of 32, 64 or 128) are stored in 4 or 5 bits instead of 8, and their scales
-    in 16 bits instead of 32. The token is `s8r`, `a8t`, `s4g64`, with a capital if static, `s4p64`
+    in 16 bits instead of 32. `str` gives `s8r`, `a8t`, `s4g64`, with a capital if static, `s4p64`
     if packed. Raises ValueError for anything else, TypeError for other types.
     """
 
@@ -76,7 +77,7 @@ class QSpec:
 
 @dataclass(frozen=True)
 class Scheme:
-    """The quantization of one site: of its activation `x` and its weight `w`.
+    """The quantization of one matmul: of its activation `x` and its weight `w`.
 
         config = qfx.Config(scheme=qfx.Scheme(x=qfx.QSpec(symmetric=False), rotation=64))
 
@@ -132,14 +133,14 @@ class Scheme:
 
     @property
     def smooths(self) -> bool:
-        """Whether a factor of x needs no pass of its own: x is rotated, and its scales are
-        dynamic."""
+        """Whether smoothing factors can multiply x in a pass over x that exists anyway: x is
+        rotated, and its scales are dynamic."""
         return self.x is not None and not self.x.static and self.rotation != 0
 
     @property
     def fits_activations(self) -> bool:
-        """Whether products of two activations can be quantized in the same way, with scales per
-        call."""
+        """Whether a matmul of two activations can be quantized by this scheme, with scales that are
+        computed at each call."""
         plain = not (self.w.grouped or self.group)
         plain = plain and PER_COLUMN not in (self.w.axes, self.x and self.x.axes)
         return self.x is not None and not self.x.static and plain

@@ -1,5 +1,5 @@
-"""Selection by name: which names `skip`, `only` and the sites of a recipe of a `Config` refer
-to."""
+"""Selection by name: which modules and parameters the patterns `skip` and `only` and the recipe of
+a `Config` refer to."""
 
 from __future__ import annotations
 
@@ -25,13 +25,15 @@ def names_in(module: nn.Module) -> set[str]:
 
 
 def fits(pattern: str, candidates: Iterable[str]) -> bool:
-    """Whether the pattern equals a run of whole components of a dotted name, wildcards allowed."""
+    """Whether the pattern, which may contain wildcards, equals a run of whole components of one of
+    the dotted names `candidates`."""
     shapes = (pattern, f"*.{pattern}", f"{pattern}.*", f"*.{pattern}.*")
     return any(fnmatch.fnmatchcase(name, shape) for name in candidates for shape in shapes)
 
 
 def left_out(config: Config, candidates: Sequence[str]) -> str | None:
-    """Returns why the patterns leave a match with these names float, or None."""
+    """Returns why the patterns of `config` leave a matmul or a module with the names `candidates`
+    float; None if they do not."""
     for pattern in config.skip:
         if fits(pattern, candidates):
             return f"skipped by the pattern {pattern!r}"
@@ -41,8 +43,8 @@ def left_out(config: Config, candidates: Sequence[str]) -> str | None:
 
 
 def check_names(config: Config, known: Iterable[str]) -> None:
-    """Raises ValueError for a pattern or a recipe's site that fits none of the `known` names, and
-    for a scheme that lacks its recipe."""
+    """Raises ValueError if a pattern of `config` or the name of a matmul in its recipe fits none of
+    the `known` names, and if the scheme has static scales but there is no recipe."""
     known = sorted(set(known))
     listed = ", ".join(map(printable, known[:50])) + (" ..." if len(known) > 50 else "")
     for option in ("skip", "only"):

@@ -1,5 +1,6 @@
-"""The entries of a recipe: SiteRecipe for a matmul with a constant operand, PinnedProduct for one
-of two activations. Both are frozen, and inconsistent fields are rejected on creation."""
+"""The entries of a recipe: SiteRecipe for a matmul with a constant operand, PinnedProduct for a
+matmul of two activations or an attention. Both are frozen, and inconsistent fields are rejected on
+creation."""
 
 from __future__ import annotations
 
@@ -24,14 +25,14 @@ _SIZES = range(2**63)
 class SiteRecipe:
     """The decision of calibration on one matmul with a constant right operand.
 
-    `name`: as in a `Plan`. `call`: its index among the sites of that name in one graph. `n`, `k`:
+    `name`: as in a `Plan`. `call`: its index among the matmuls of that name in one graph. `n`, `k`:
     out and in features. `scheme`: None if it stays float; `reason` then says why. `factor`: [K]; x
     is multiplied and w divided by it before both are quantized (docs/numerics.md (R1)). `scale` and
-    `zero_point`: those of x if `scheme.x` is static. `sqnr_db`: of the site's output, if measured.
-    `outliers`: the columns of K, in ascending order and at most K / 4, that are multiplied in float
-    in addition to the others (R3). `rounding`: the codes of the weight if they are not rounded to
-    nearest. `divergence`: the predicted change of the model's output by this site alone (D1), if
-    predicted. Raises ValueError for inconsistent fields.
+    `zero_point`: the static ones of x if `scheme.x` is static. `sqnr_db`: the SQNR of the output in
+    dB, if measured. `outliers`: the columns of K, in ascending order and at most K / 4, that are
+    multiplied in float in addition to the others (R3). `rounding`: the codes of the weight if they
+    are not rounded to nearest. `divergence`: the predicted change of the model's output if only
+    this matmul is int8 (D1), if predicted. Raises ValueError for inconsistent fields.
     """
 
     name: str
@@ -137,7 +138,8 @@ class SiteRecipe:
 class PinnedProduct:
     """The decision on a matmul of two activations or an attention: int8 under `scheme`, or float,
     where an attention of one query may use `attention_decode`. `name`, `call`: as in `SiteRecipe`,
-    among the products and attentions of a graph. Raises ValueError for inconsistent fields."""
+    with `call` counted among the matmuls of two activations and the attentions of a graph. Raises
+    ValueError for inconsistent fields."""
 
     name: str
     call: int

@@ -87,8 +87,8 @@ class _CachedWeight:
         self._known.append(now)
 
     def forget(self) -> None:
-        """Discards the snapshots; from now on only a comparison of the content shows whether it is
-        valid."""
+        """Discards the snapshots. From now on only a comparison of the whole content shows whether
+        the entry is valid for a tensor."""
         self._known.clear()
 
 
@@ -104,8 +104,8 @@ class Cache:
         self._owners: dict[int, tuple[Any, dict[Any, _CachedWeight]]] = {}
 
     def get(self, weight: Tensor, view: View, packing: Packing) -> Packed:
-        """Returns the packed weight for the current value of `weight`. Raises RuntimeError if it
-        was freed."""
+        """Returns the packed weight for the current value of `weight`. Raises RuntimeError if the
+        memory of `weight` was freed."""
         if is_fake(weight):
             with weight.fake_mode:
                 return pack(weight, view, packing)
@@ -146,9 +146,9 @@ class Cache:
             self._forget([weight for weight in weights if not is_offloaded(weight)])
 
     def offload_weight(self, weight: Tensor) -> bool:
-        """Offloads the float values of a packed weight that has not changed since; the packed
-        weight stays. Returns whether its memory was in use before. Raises OSError as
-        `qfx.weights.offload.offload` does."""
+        """Frees the memory of a weight's float values by offloading them to a file, if they have
+        not changed since they were packed. The packed weight stays in memory. Returns whether
+        memory was freed. Raises OSError as `qfx.weights.offload.offload` does."""
         with self._lock:
             was, was_offloaded = stamp_of(weight), is_offloaded(weight)
             current = [e for e in self._entries(weight).values() if e.knows(weight)]
@@ -194,7 +194,8 @@ class Cache:
             del self._owners[cdata]
 
     def invalidate(self, tensors: Iterable[Tensor] | None = None) -> None:
-        """Declares that these tensors, or all, may have changed."""
+        """Declares that these tensors, or all, may have changed: each is compared with its packed
+        weight before the next use."""
         with self._lock:
             self.generation += self._forget(tensors)
             self.epoch += 1

@@ -70,13 +70,14 @@ def place_and_version(tensor: Tensor) -> tuple[Place, int]:
 
 
 class Snapshot(Protocol):
-    """The state of some arguments of a call. It keeps none of them alive."""
+    """The state of some arguments of a call, to detect changes later. A snapshot keeps no argument
+    alive."""
 
     def same_tensors(self, arguments: tuple[Any, ...]) -> bool:
-        """Whether their stamps are the same."""
+        """Whether the stamps of these arguments are those of the snapshot."""
 
     def unchanged(self, arguments: tuple[Any, ...]) -> bool:
-        """Whether their stamps and samples are the same."""
+        """Whether the stamps and samples of these arguments are those of the snapshot."""
 
 
 def snapshot(arguments: Sequence[Any], positions: Sequence[int] | None = None) -> Snapshot:

@@ -28,7 +28,8 @@ from qfx.weights.change_detection import Snapshot, snapshot
 
 
 class WeightSource(NamedTuple):
-    """A packed weight: the argument with the float weight, and how it is packed."""
+    """The origin of a packed weight: the position of the argument with the float weight, the view
+    that makes it [N, K], and how it is packed."""
 
     argument: int
     view: View
@@ -36,8 +37,8 @@ class WeightSource(NamedTuple):
 
 
 class PackedPart(NamedTuple):
-    """One tensor of a packed weight. `source` counts the sources; the one after the last is the
-    constants."""
+    """One tensor of a packed weight. `source`: the index of the weight in `Feed.sources`, or their
+    number for the constants. `part`: the index of the tensor among those of the weight."""
 
     source: int
     part: int
@@ -45,8 +46,8 @@ class PackedPart(NamedTuple):
 
 @dataclass(frozen=True)
 class Feed:
-    """The origin of each input of a rewritten graph: the position of an argument, or a
-    PackedPart."""
+    """The origin of each input of a rewritten graph: the position of an argument of the original
+    graph, or a PackedPart."""
 
     inputs: tuple[int | PackedPart, ...]
     sources: tuple[WeightSource, ...]
@@ -61,7 +62,8 @@ class Feed:
 
     @property
     def only_packed(self) -> frozenset[int]:
-        """The arguments that the rewritten graph does not read in float."""
+        """The positions of the weights that the rewritten graph reads only in packed form, not in
+        float."""
         return frozenset(source.argument for source in self.sources) - frozenset(self.inputs)
 
     def order(self) -> list[int]:
@@ -72,7 +74,8 @@ class Feed:
 
 
 def example_inputs(feed: Feed, examples: Sequence[Any]) -> list[Any]:
-    """Returns example inputs of the rewritten graph; new ones are fake if there is a fake mode."""
+    """Returns example inputs of the rewritten graph, from `examples` of the original graph. Packed
+    weights are fake tensors if there is a fake mode."""
     fake_mode = fake_mode_of(examples)
     packed = []
     for source in feed.sources:
@@ -109,8 +112,8 @@ REWRITTEN = 4  # consecutive calls that pack a tensor until it counts as an acti
 
 @dataclass
 class _FeedCache:
-    """The packed tensors for one set of weights, valid while the weights and the generation do not
-    change."""
+    """The packed tensors of the weights with which one layer calls the graph. They are valid while
+    these weights and the generation of the cache of packed weights do not change."""
 
     generation: int
     weights: Snapshot
@@ -127,7 +130,8 @@ class _FeedCache:
         return self.generation == CACHE.generation
 
     def written_unseen(self, arguments: tuple[Any, ...]) -> bool:
-        """Whether values have changed without a write that PyTorch counted."""
+        """Whether a change that was found is a write that PyTorch did not count: the stamps of the
+        weights are still the same."""
         return self.current and self.weights.same_tensors(arguments)
 
 
@@ -202,7 +206,8 @@ def _identity(arguments: Sequence[Any], holders: Sequence[int]) -> int:
 
 
 def _packed(feed: Feed, arguments: Sequence[Any]) -> tuple[list[Sequence[Tensor]], set[int]]:
-    """Returns the tensors of each source, and the arguments that had to be packed."""
+    """Returns the packed tensors of each weight in `feed.sources`, and the positions of the
+    arguments that were packed just now because the cache did not have them."""
     found: list[Sequence[Tensor]] = []
     fresh: set[int] = set()
     for argument, view, packing in feed.sources:
@@ -216,7 +221,8 @@ def _packed(feed: Feed, arguments: Sequence[Any]) -> tuple[list[Sequence[Tensor]
 def _offloaded_any(
     feed: Feed, arguments: Sequence[Any], offload_weight: Callable[[Tensor], bool]
 ) -> bool:
-    """Offloads weights; returns whether the memory of one of them was in use before."""
+    """Calls `give_back` for each weight that the graph reads only in packed form; returns whether
+    memory was freed."""
     found = [offload_weight(arguments[i]) for i in feed.only_packed]
     trim()  # also at later calls, for memory that compiling has left
     return any(found)
@@ -225,8 +231,9 @@ def _offloaded_any(
 def _counts(
     before: _FeedCache | None, arguments: Sequence[Any], fresh: Iterable[int]
 ) -> Counter[int]:
-    """Counts for how many consecutive calls each of the `fresh` arguments was packed. Parameters
-    change for a while and then stay, so they never count."""
+    """Returns, for each argument in `fresh` (those that this call packed), for how many calls in a
+    row it was packed. Parameters are left out, because they change for a while and then stay.
+    `before`: the state after the previous call."""
     again = before is not None and not before.used and before.current
     counts = before.repacked if before is not None and again else Counter[int]()
     return Counter({i: counts[i] + 1 for i in fresh if not isinstance(arguments[i], nn.Parameter)})

@@ -86,7 +86,8 @@ def _whole_lines(count: int) -> int:
 
 
 def _runs(blocks: Iterable[tuple[int, int]], size: int) -> list[tuple[int, int]]:
-    """Returns runs of consecutive pages that are at least half covered, as (address, bytes)."""
+    """Returns the runs of consecutive huge pages, of `size` bytes, that blocks cover by at least a
+    half, as (address, bytes)."""
     covered: Counter[int] = Counter()
     for start, count in set(blocks):
         for page in range(start // size, -(-(start + count) // size)):

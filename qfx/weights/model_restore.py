@@ -25,12 +25,12 @@ _KEPT: ContextVar[ModelSnapshot] = ContextVar("kept")
 
 @contextmanager
 def unchanged(model: Callable[..., Any], who: str) -> Iterator[ModelSnapshot]:
-    """Undoes the changes made inside the `with` block, also if it raises. Needs memory for a copy
-    of the buffers.
+    """Context manager that undoes the changes of `model` and of the random generators that are made
+    inside the `with` block, also if it raises. Needs memory for a copy of the buffers.
 
-    Warns, in the name of `who`, about parameters that code outside of captured graphs wrote to.
-    They keep the new values, because a copy of all parameters would double the memory of a model.
-    Such writes through `.data` are not detected.
+    Warns, with `who` in the message, about parameters that code outside of captured graphs wrote
+    to. These parameters keep the new values, because a copy of all parameters would double the
+    memory of a model. Such writes through `.data` are not detected.
     """
     kept, generators = ModelSnapshot(module_of(model)), _generators()
     token = _KEPT.set(kept)
@@ -72,7 +72,8 @@ def in_training(model: Callable[..., Any]) -> str:
 
 
 def module_of(model: Any) -> nn.Module | None:
-    """Returns the module that is called; None for a function."""
+    """Returns the module that a callable runs: itself, the owner of a bound method, or the module
+    inside a partial or `torch.compile`; None for a function."""
     while isinstance(model, partial):
         model = model.func
     owner = getattr(model, "__self__", None)

@@ -33,7 +33,7 @@ def _place(tensor: Tensor) -> tuple[int | None, int]:
 
 
 def offload(tensor: Tensor) -> str:
-    """Moves the values of a tensor to a file. Returns '', or why it did not.
+    """Moves the values of a tensor to a file. Returns '' if it did, otherwise why it did not.
 
     For a tensor that maps a file and was not written, such as one of a model that was loaded by
     mapping, only its pages are dropped. Other values are written to a file in
@@ -73,7 +73,8 @@ def drop_file_pages(tensor: Tensor) -> None:
 
 
 def _dense(tensor: Tensor) -> bool:
-    """Whether its elements are contiguous in memory, each once, in any order."""
+    """Whether the elements of the tensor are contiguous in memory, each once, in any order of
+    axes."""
     order = sorted(range(tensor.dim()), key=lambda axis: (tensor.stride(axis), tensor.size(axis)))
     return tensor.permute(order[::-1]).is_contiguous()
 

@@ -1,4 +1,4 @@
-"""Codes that a recipe contains for a weight, and the check that they belong to this weight."""
+"""Int8 codes that a recipe contains for a weight, and the check that they belong to this weight."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from qfx.values.rounding import Rounding, weight_digest
 
 
 def digest_for(w_nk: Tensor, packing: Packing) -> str:
-    """Returns a digest that identifies the weight for its codes: of its values, how it is
-    transformed and what determines its scales."""
+    """Returns the digest by which codes in a recipe refer to their weight w_nk [N, K]: of its
+    values, of how it is transformed, and of what determines its scales."""
     how = (str(packing.spec), packing.factor, packing.rotation, packing.outliers)
     return weight_digest(w_nk, repr(how))
 
 
 def codes_of(w_nk: Tensor, packing: Packing, rounding: Rounding) -> Tensor:
-    """Returns the codes, int8 [N, K], on the device of the weight; without values if the weight has
-    none.
+    """Returns the codes of `rounding`, int8 [N, K], on the device of the weight; a tensor without
+    meaning if the weight has no values.
 
     Raises ValueError if the codes were computed for another weight.
     """

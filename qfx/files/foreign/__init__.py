@@ -1,1 +1,1 @@
-"""Loads models that other tools have quantized, with their codes and scales unchanged."""
+"""Loads models that other tools have quantized, with their int8 codes and scales unchanged."""

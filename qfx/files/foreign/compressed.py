@@ -1,4 +1,5 @@
-"""Reads a folder of compressed-tensors, as llm-compressor writes it and vLLM reads it."""
+"""Reads a model in the format compressed-tensors: a folder that llm-compressor writes and vLLM
+reads."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ _AT_ONCE = 2**16  # words that are unpacked at once
 
 
 def compressed_model(folder: Path, skeleton: nn.Module) -> Foreign:
-    """Returns the model of a folder. Raises UserError, which names the file and the fault, or
+    """Returns the model of a folder. Raises UserError, which names the file and what is wrong, or
     OSError."""
     config = compressed_config(folder)
     files = _Files(folder, _tables(folder))
@@ -106,7 +107,8 @@ def _group(files: _Files, owner: str, config: CompressedConfig, module: nn.Modul
 
 
 class _Parts(NamedTuple):
-    """One linear [N, K]: the name of the tensor with its codes, and its group of the config."""
+    """A linear [N, K] of the file: the name of the tensor that holds its quantized weight, and the
+    group of config.json that it belongs to."""
 
     n: int
     k: int
@@ -197,8 +199,8 @@ def _weight(files: _Files, owner: str, parts: _Parts) -> ForeignWeight:
 
 
 def _codes(words: Tensor, bits: int, k: int) -> Tensor:
-    """Unpacks codes int8 [N, K], a few rows at a time, because malloc keeps the memory of larger
-    temporary tensors."""
+    """Unpacks the integers of a weight to int8 [N, K], a few rows at a time, because malloc keeps
+    the memory of larger temporary tensors."""
     found = on_own_pages((len(words), k), torch.int8)
     step = max(1, _AT_ONCE // max(words.shape[1], 1))
     for first in range(0, len(words), step):
@@ -208,8 +210,8 @@ def _codes(words: Tensor, bits: int, k: int) -> Tensor:
 
 
 def _unpacked(words: Tensor, bits: int) -> Tensor:
-    """Unpacks int32 [R, W] into int8 [R, W * 32 / bits], the lowest bits first. The stored values
-    are the code plus half of the range."""
+    """Unpacks integers of 4 or 8 bits from int32 words [R, W] to int8 [R, W * 32 / bits]. A word
+    begins with its lowest bits; the file stores each integer plus half of the range."""
     raw = words.flatten().view(torch.uint8).reshape(len(words), -1)
     if bits == 4:
         raw = torch.stack([raw & 15, raw >> 4], -1).reshape(len(raw), -1)

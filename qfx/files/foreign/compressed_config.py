@@ -1,4 +1,5 @@
-"""The config.json of a folder of compressed-tensors: which linears have which grid."""
+"""Reads the config.json of a compressed-tensors folder: which linears are quantized, and to which
+format."""
 
 from __future__ import annotations
 
@@ -21,9 +22,9 @@ LARGEST = 2**26  # largest size in bytes of a config.json, or of an index of fil
 
 @dataclass(frozen=True)
 class Group:
-    """One of `config_groups`: `targets` select its linears, `grid` is that of their weights, and
-    `x` says how activations are quantized. `packed`: whether codes are packed into words of 32
-    bits."""
+    """One of the `config_groups` of config.json. `targets`: names, patterns or classes of its
+    linears. `grid`: the format of their weights. `x`: how their activations are quantized.
+    `packed`: whether integers are packed into words of 32 bits."""
 
     targets: tuple[str, ...]
     grid: ForeignGrid
@@ -41,8 +42,8 @@ class CompressedConfig:
     ignore: tuple[str, ...]
 
     def group_of(self, name: str, classes: tuple[str, ...]) -> Group | None:
-        """Returns the group of a module with this name and these classes; None if it is in no group
-        or ignored."""
+        """Returns the group of the module with this name and the names of its classes; None if the
+        module is in no group or ignored."""
         if any(_means(target, name, classes) for target in self.ignore):
             return None
         for which in ((name,), classes):  # names take precedence over classes
@@ -70,8 +71,8 @@ def method_of(folder: Path) -> str | None:
 
 
 def compressed_config(folder: Path) -> CompressedConfig:
-    """Reads the config.json of a folder. Raises UserError, which names the file, for unsupported
-    options."""
+    """Reads the config.json of a folder. Raises UserError, which names the file, for options that
+    qfx does not support."""
     path = folder / "config.json"
     return _ConfigReader(printable(str(path))).whole(_config(folder)["quantization_config"])
 
@@ -152,8 +153,8 @@ class _ConfigReader:
         return ForeignGrid(bits, group, zeros=not symmetric)
 
     def activations(self, what: str, raw: Any) -> QSpec | None:
-        """Returns the dynamic quantization of activations, (Q1) or (Q2); None if the file does not
-        mention it: activations are then float for the file, and qfx quantizes them to int8 as
+        """Returns the dynamic quantization of activations, equation (Q1) or (Q2). Returns None if
+        the file does not mention one: its activations are floats, and qfx quantizes them to int8 as
         usual."""
         if raw is None:
             return None

@@ -1,4 +1,5 @@
-"""Detects whether a file, a folder or a state dict is a model of another tool, and of which one."""
+"""Detects whether a file, a folder or a state dict is a model of another tool, and of which
+tool."""
 
 from __future__ import annotations
 
@@ -20,8 +21,8 @@ from qfx.io.safe_read import first_bytes, opened
 
 
 def foreign_of(source: str | Path | Mapping[str, Any], skeleton: nn.Module) -> Foreign | None:
-    """Returns the foreign model; None for files that `qfx.save` may have written, and for a plain
-    safetensors file. Raises UserError, which names the file and the fault, or OSError."""
+    """Returns the model of another tool; None for files that `qfx.save` may have written, and for a
+    plain safetensors file. Raises UserError, which names the file and what is wrong, or OSError."""
     if isinstance(source, Mapping):
         return torchao_state(source)
     path = Path(source)

@@ -1,4 +1,4 @@
-"""Reads tensors of GGUF files as codes and scales, or as floats, a few rows at a time."""
+"""Reads tensors of GGUF files, as integers with scales or as floats, a few rows at a time."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ FLOATS = {
 
 
 class BlockFormat(NamedTuple):
-    """A block of 32 elements: a scale and possibly a minimum, both float16, and bytes from which
-    `codes_of` makes int8 codes."""
+    """The format of a block of 32 elements: a scale and possibly a minimum, both float16, and bytes
+    that `codes_of` converts to int8."""
 
     grid: ForeignGrid
     codes_of: Callable[[Tensor], Tensor]
 
 
 def _nibbles(raw: Tensor) -> Tensor:
-    """Unpacks uint8 [B, 16] into [B, 32]: the low halves of all bytes come first."""
+    """Unpacks uint8 [B, 16] to [B, 32]: first the low halves of all bytes, then the high halves."""
     return torch.cat([raw & 15, raw >> 4], 1)
 
 
@@ -42,7 +42,8 @@ def _four(raw: Tensor) -> Tensor:
 
 
 def _five(raw: Tensor) -> Tensor:
-    """Unpacks codes from four bytes of fifth bits and 16 bytes of nibbles."""
+    """Unpacks 5-bit integers: four bytes contain their highest bits, 16 bytes their low four
+    bits."""
     fifth = (raw[:, :4, None] >> torch.arange(8, dtype=torch.uint8, device=raw.device)) & 1
     return (_nibbles(raw[:, 4:]) | fifth.reshape(-1, GROUP) << 4).view(torch.int8).sub_(16)
 
@@ -58,8 +59,8 @@ KINDS = {
 
 
 def weight_at(path: Path, block: Block, places: Tensor | None) -> ForeignWeight:
-    """Reads the codes of a tensor of KINDS. `places`: the row of the result for each row of the
-    file."""
+    """Reads a quantized tensor, of a kind in KINDS, without dequantizing it. `places`: the row of
+    the result for each row of the file, None if these are the same."""
     grid, codes_of = KINDS[block.kind]
     n, k = prod(block.shape[:-1]), block.shape[-1]
     codes = on_own_pages((n, k), torch.int8)
@@ -77,7 +78,8 @@ def weight_at(path: Path, block: Block, places: Tensor | None) -> ForeignWeight:
 
 
 def floats_at(path: Path, block: Block, places: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """Reads the values of a tensor of any kind that gguf can dequantize, as `dtype`."""
+    """Reads a tensor of any kind that the package gguf can dequantize, as floats of `dtype`.
+    `places`: the row of the result for each row of the file, None if these are the same."""
     n = prod(block.shape[:-1])
     found = on_own_pages((n, block.shape[-1] if block.shape else 1), dtype)
     for first, raw in _rows(path, block, n):
@@ -102,7 +104,8 @@ def _floats(raw: Tensor, kind: str, path: Path) -> Tensor:
 
 
 def _rows(path: Path, block: Block, n: int) -> Iterator[tuple[int, Tensor]]:
-    """Yields whole rows as bytes, some at a time, with the index of the first."""
+    """Yields the tensor's `n` rows as bytes, uint8 [rows, bytes of a row], about 1 MiB at a time,
+    each with the index of its first row."""
     width = block.size // max(n, 1)
     if not block.size:
         return

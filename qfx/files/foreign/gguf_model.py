@@ -1,4 +1,4 @@
-"""Maps the tensors of a GGUF file, and the order of their rows, to those of a skeleton."""
+"""Maps the tensors of a GGUF file, and the order of their rows, to the parameters of a skeleton."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ DERIVED = {"rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.
 
 def gguf_model(path: Path, skeleton: nn.Module) -> Foreign:
     """Returns the model of a GGUF file. Float tensors are converted to the dtypes of the skeleton,
-    because those of the file depend on its kind of quantization. Raises UserError, which names the
-    file and the fault, or OSError."""
+    because the dtypes in the file depend on its kind of quantization. Raises UserError, which names
+    the file and what is wrong, or OSError."""
     table = gguf_table_of(path)
     at = printable(str(path))
     if table.fields.get(SPLIT, 1) not in (0, 1):
@@ -53,8 +53,8 @@ def gguf_model(path: Path, skeleton: nn.Module) -> Foreign:
 
 
 def _names(table: GgufTable, wanted: list[str], at: str) -> dict[str, str]:
-    """Returns the name in the file for each name in the skeleton. The skeleton may also use the
-    names of the file."""
+    """Returns a dict: name in the skeleton -> name in the file. The skeleton may also use the names
+    of the file."""
     if any(name in table.tensors for name in wanted):
         return {name: name for name in wanted if name in table.tensors}
     known = _name_map(table, at)
@@ -104,8 +104,8 @@ def _item(table: GgufTable, name: str, wanted: Any, mapped: bool) -> Item:
 
 
 def _places(table: GgufTable, name: str, block: Block) -> Tensor | None:
-    """Returns for each row of the file the row of the skeleton's weight or bias; None if they are
-    the same."""
+    """Returns the row of the skeleton's weight or bias for each row of the file; None if the order
+    is the same."""
     arch = str(table.fields[ARCHITECTURE])
     role = name.split(".")[-2] if "." in name else ""
     if role not in HEADS or not INTERLEAVED[arch]:

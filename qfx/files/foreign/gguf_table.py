@@ -1,4 +1,4 @@
-"""The header of a GGUF file: its fields, and the place of each tensor.
+"""Reads the header of a GGUF file: its fields, and the position of each tensor.
 
 Everything is checked against the size of the file before a tensor is read, since the package gguf
 does not check what it reads.
@@ -25,7 +25,8 @@ _MOST_AXES = 4
 
 
 class Block(NamedTuple):
-    """A tensor in a file: its kind, its shape with the rows first, and its position in bytes."""
+    """A tensor in a file: its kind of quantization, its shape with the rows first, and the position
+    and size of its data in bytes."""
 
     kind: str
     shape: tuple[int, ...]
@@ -34,8 +35,8 @@ class Block(NamedTuple):
 
 
 class GgufTable(NamedTuple):
-    """The header of a file. `fields`: numbers, strings and short arrays. `tensors`: in the order of
-    the file."""
+    """The header of a GGUF file. `fields`: its numbers, strings and short arrays. `tensors`: by
+    name, in the order of the file."""
 
     path: Path
     fields: Mapping[str, Any]
@@ -53,7 +54,7 @@ def gguf() -> Any:
 
 
 def gguf_table_of(path: Path) -> GgufTable:
-    """Reads the header of a file. Raises UserError, which names the file and the fault, or
+    """Reads the header of a GGUF file. Raises UserError, which names the file and what is wrong, or
     OSError."""
     with path.open("rb") as file:
         return _HeaderReader(file, path, path.stat().st_size).table()

@@ -1,5 +1,5 @@
-"""Converts a foreign model to a state dict of qfx: the codes of the file if a linear can hold them,
-new codes if requested, otherwise floats."""
+"""Converts the model of another tool to a state dict of qfx. A linear takes the integers of the
+file if it can hold them; otherwise it is quantized again if requested, or stays float."""
 
 from __future__ import annotations
 
@@ -35,11 +35,12 @@ log = logging.getLogger(__name__)
 
 
 class Item(NamedTuple):
-    """A tensor of a foreign model.
+    """A tensor of a model of another tool.
 
-    `shape`, `dtype`: those of its float values, which `floats` reads. `kind`: the name of the
-    format in the file, '' for a plain tensor. If there is a `grid`, `weight` reads its codes, and
-    `x` says how the file quantizes activations, or how qfx does if the file does not say.
+    `shape`, `dtype`: those of its float values, which `floats` reads. `kind`: the name of its
+    format in the file, '' for a plain tensor. `grid`: the format of its integers, None if there are
+    none that qfx knows; `weight` then reads them, and `x` says how the file quantizes activations,
+    or how qfx does if the file does not say.
     """
 
     path: Path
@@ -53,8 +54,9 @@ class Item(NamedTuple):
 
 
 class Foreign(NamedTuple):
-    """A model of another tool. `at`: the name of its file, for errors. `items`: its tensors by the
-    names of the skeleton; tensors that the skeleton lacks have their own name."""
+    """A model of another tool. `at`: the name of its file, for error messages. `items`: its
+    tensors, by their names in the skeleton; tensors that the skeleton lacks have the name of the
+    file."""
 
     at: str
     items: Mapping[str, Item]
@@ -140,8 +142,8 @@ class Imported:
 
 
 def _fields(scheme: Scheme, kept: ForeignGrid | None) -> dict[str, Any]:
-    """Returns the remaining fields of the scheme tensor, for a grid that is kept, or for our
-    own."""
+    """Returns the fields of the scheme tensor that `scheme` does not determine. `kept`: the format
+    of the file if its integers are kept, None if the linear is quantized again."""
     fields = {"factor": scheme.w.axes == PER_COLUMN, "x_zero_point": False, "shift": False}
     half = kept.half if kept else torch.bfloat16
     return {**fields, "minimum": kept is not None and kept.minimum, "half": half}
@@ -152,8 +154,8 @@ def imported(
 ) -> Imported:
     """Decides for each tensor how it is loaded into `skeleton`; reads no weight.
 
-    `x`: how activations are quantized. `requantize`: how linears are quantized again whose grid no
-    linear of qfx can hold.
+    `x`: how activations are quantized. `requantize`: how to quantize again the linears whose format
+    in the file no linear of qfx can hold.
 
     Raises UserError for a kind of weight that no linear can hold, and NotImplementedError for one
     that is not supported yet, unless `requantize` is given; UserError for a scheme that no operator
@@ -205,8 +207,9 @@ def _check_config(config: Config, linears: Mapping[str, nn.Linear]) -> None:
 def _with_ties(
     items: Mapping[str, Item], skeleton: nn.Module, linears: Mapping[str, nn.Linear]
 ) -> dict[str, Item]:
-    """Gives a head that is tied to an embedding the codes of that embedding, which becomes float.
-    Sorts large tensors first, so that they are loaded while little memory is in use."""
+    """Returns the items, with an output layer that is tied to an embedding quantized like the
+    file's embedding, which becomes float. Large tensors come first, so that they are loaded while
+    little memory is in use."""
     found = dict(items)
     for name, first in ties(skeleton, skeleton.state_dict()).items():
         for absent, present in ((name, first), (first, name)):

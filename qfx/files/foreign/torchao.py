@@ -29,7 +29,8 @@ _NAMES = "tensor_names"  # a key of the metadata that torchao writes
 
 
 def torchao_state(state: Mapping[str, Any]) -> Foreign:
-    """Returns the model of a state dict. Raises UserError for another kind of tensor subclass."""
+    """Returns the model of a state dict in memory. Raises UserError for a kind of tensor subclass
+    that qfx does not know."""
     at = str(_IN_MEMORY)
     items = {name: _item_of_value(name, value, at) for name, value in state.items()}
     if not any(item.kind for item in items.values()):
@@ -83,8 +84,8 @@ def is_torchao(path: Path, magic: bytes) -> bool:
 
 
 def torchao_file(path: Path) -> Foreign:
-    """Returns the model of a file. Raises UserError, which names the file and the fault, or
-    OSError."""
+    """Returns the model of a safetensors file. Raises UserError, which names the file and what is
+    wrong, or OSError."""
     table = table_of(path)
     at = printable(str(path))
     names = parsed(table.metadata[_NAMES], f"{at}: {_NAMES}")

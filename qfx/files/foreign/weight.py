@@ -22,7 +22,7 @@ Activations: TypeAlias = QSpec | Literal["file"] | None
 
 
 class ForeignGrid(NamedTuple):
-    """The format of a weight, known before the weight is read.
+    """The format of a quantized weight, known before the weight is read.
 
     Codes are integers of `bits` bits in two's complement. `group`: the number of elements of a row
     that share a scale, 0 for all. `signs`: whether scales may be negative. `zeros`: whether there
@@ -39,14 +39,15 @@ class ForeignGrid(NamedTuple):
 
     @property
     def packed(self) -> bool:
-        """Whether a linear can store its codes with the same number of bits."""
+        """Whether a `qfx.nn.Linear` can store these codes with the same number of bits."""
         fits = self.bits in PACKED_BITS and self.group in PACKED_GROUPS
         return fits and self.half in (torch.float16, torch.bfloat16)
 
     @property
     def usual(self) -> QSpec:
-        """The quantization of activations if the file does not say. With groups in the weight,
-        groups of activations cost little more, and activations that are not rotated need them."""
+        """The quantization of activations that is used if the file does not name one. A weight with
+        groups gets activations with groups: these cost little more, and activations that are not
+        rotated need them."""
         return QSpec(group=self.group) if self.group else QSpec(symmetric=False)
 
 
@@ -78,7 +79,7 @@ class ForeignWeight(NamedTuple):
 
 
 def unkept(grid: ForeignGrid) -> str:
-    """Returns why no linear can hold codes of this grid unchanged; '' if one can."""
+    """Returns why no `qfx.nn.Linear` can hold codes of this format unchanged; '' if one can."""
     if grid.minimum and not grid.packed:
         return "has a minimum for each group, which only codes of 4 and 5 bits may have"
     if not 2 <= grid.bits <= 8:
@@ -89,16 +90,16 @@ def unkept(grid: ForeignGrid) -> str:
 
 
 def scheme_of(grid: ForeignGrid, x: QSpec | None) -> Scheme:
-    """Returns the scheme of a grid. Raises ValueError if no operator combines activations `x` with
-    it."""
+    """Returns the scheme of a linear with weights of this format and activations `x`. Raises
+    ValueError if no operator combines them."""
     zeros = grid.zeros or grid.minimum if grid.packed else grid.zeros or grid.signs
     return Scheme(x, QSpec(grid.bits, not zeros, group=grid.group, packed=grid.packed))
 
 
 def parts_of(weight: ForeignWeight, x: QSpec | None) -> dict[str, Tensor]:
-    """Returns the tensors in the state dict of a `qfx.nn.Linear` with exactly these values. Changes
-    the codes in place. Raises ValueError for scales that are not finite, and NotImplementedError
-    for grids that `unkept` reports."""
+    """Returns the tensors in the state dict of a `qfx.nn.Linear` with exactly the values of
+    `weight`. Changes `weight.codes` in place. Raises ValueError for scales that are not finite, and
+    NotImplementedError for formats that `unkept` reports."""
     if why := unkept(weight.grid):
         raise NotImplementedError(f"the weight {why}")
     scheme = scheme_of(weight.grid, x)
@@ -133,7 +134,8 @@ def _packed_parts(weight: ForeignWeight, scheme: Scheme) -> dict[str, Tensor]:
 
 
 def _turn(codes: Tensor, scale: Tensor, zero: Tensor) -> None:
-    """Makes scales positive: s (q - z) = -s (~q - ~z), where ~q has as many bits as q."""
+    """Makes scales positive without changing values: s (q - z) = -s (~q - ~z), where ~q has as many
+    bits as q."""
     flip = -(scale < 0).to(torch.int8)
     _by_group(codes, scale).bitwise_xor_(flip[..., None])
     zero ^= flip.int()
@@ -141,7 +143,8 @@ def _turn(codes: Tensor, scale: Tensor, zero: Tensor) -> None:
 
 
 def _fill(codes: Tensor, scale: Tensor, zero: Tensor | None) -> None:
-    """Replaces scales of 0, which some files have for groups of zeros and no operator accepts."""
+    """Replaces scales of 0 by a small number, and their codes by zeros. Some files have such scales
+    for groups of zeros, and no operator accepts them."""
     none = scale == 0
     if bool(none.any()):
         if zero is not None:
@@ -151,5 +154,5 @@ def _fill(codes: Tensor, scale: Tensor, zero: Tensor | None) -> None:
 
 
 def _by_group(codes: Tensor, scale: Tensor) -> Tensor:
-    """Returns a view [N, G, elements of a group] of the codes."""
+    """Returns a view [N, G, elements of a group] of `codes` [N, K], for scales [N, G]."""
     return codes.view(*scale.shape, codes.shape[1] // max(scale.shape[1], 1))

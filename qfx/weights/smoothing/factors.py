@@ -59,27 +59,29 @@ _known: weakref.WeakKeyDictionary[nn.Module, _FactorCache] = weakref.WeakKeyDict
 
 
 def factors_of(module: nn.Module | None) -> Factors:
-    """Returns the factors of the weights of all parts of the module, assuming that these are called
-    with token ids."""
+    """Returns the smoothing factors of the weights of all parts of the module, assuming that these
+    parts are called with token ids."""
     known = _known_of(module)
     return known.factors if known else {}
 
 
 def parts_of(module: nn.Module | None) -> tuple[TokenModule, ...]:
-    """Returns the outermost parts of a module, or itself, that take token ids and nothing else.
+    """Returns the outermost parts of a module, or the module itself, that take token ids and
+    nothing else.
 
-    Returns none if a part has hooks, if parameters wrap other tensors or have no values yet, or if
-    it fails on the ids. Runs the parts on 8 x 64 seeded ids (docs/numerics.md (R4)). The result is
-    kept while weights, modes and hooks do not change. Changes made by the run are undone.
+    Returns an empty tuple if a part has hooks, if parameters wrap other tensors or have no values
+    yet, or if it fails on the ids. Runs the parts on 8 x 64 seeded ids (docs/numerics.md (R4)).
+    The result is kept while weights, modes and hooks do not change. Changes made by the run are
+    undone.
     """
     known = _known_of(module)
     return known.parts if known else ()
 
 
 def factors_without_graph(model: nn.Module, who: str) -> Factors:
-    """Returns the factors of the parts of a model that, judging by signatures, are called with
-    token ids. Logs at level INFO, in the name of `who`, which parts are smoothed and why others are
-    not."""
+    """Returns the smoothing factors of the parts of a model that, judging by signatures, are called
+    with token ids. Logs at level INFO, with `who` in the message, which parts are smoothed and why
+    others are not."""
     found: dict[tuple[int, int], tuple[float, ...]] = {}
     for part in parts_of(model):
         why_not = part.reason or part.fed
@@ -110,8 +112,8 @@ def _unreadable(parameter: Tensor) -> bool:
 
 
 def _found(module: nn.Module, around: tuple[nn.Module, ...]) -> Iterator[TokenModule]:
-    """Yields the parts inside of `module`. `around`: the modules that contain it, the outermost
-    first."""
+    """Yields the outermost parts of `module` that take token ids. `around`: the modules that
+    contain it, the outermost first."""
     own = _of_part(module)
     if own is not None:
         yield own._replace(fed=next(filter(None, (why_fed(module, m) for m in around)), ""))
@@ -144,8 +146,8 @@ def _of_part(module: nn.Module) -> TokenModule | None:
 
 
 def _reads(module: nn.Module, ids: TokenIds) -> tuple[Tensor | None, Reads]:
-    """Returns the table in which the ids are looked up, and the products that the module computes
-    with them; None for a module that does not look them up, or fails on them."""
+    """Returns the embedding table in which the module looks up the ids, and the matmuls that it
+    then computes. The table is None if the module does not look up the ids, or fails on them."""
     embeddings = [m.weight for m in module.modules() if isinstance(m, nn.Embedding)]
     tables = {storage_id(table): table for table in (*embeddings, ids.table)}
     tried = set[int | None]()
@@ -162,8 +164,8 @@ def _reads(module: nn.Module, ids: TokenIds) -> tuple[Tensor | None, Reads]:
 
 
 def _run(module: nn.Module, ids: TokenIds) -> Reads | None:
-    """Runs the module on the ids; returns None if it fails. `looked_up` contains only lookups of
-    these ids."""
+    """Runs the module on the ids and returns its matmuls and lookups; None if it fails. `looked_up`
+    of the result contains only lookups of these ids."""
     given: list[Tensor] = []
     try:
         plain = torch.autocast(ids.table.device.type, enabled=False)  # independent of the caller
@@ -179,8 +181,9 @@ def _run(module: nn.Module, ids: TokenIds) -> Reads | None:
 
 
 def _factor(moments: ChannelMoments, reads: list[Read]) -> tuple[float, ...] | None:
-    """Returns 1 / z with z_k = (rms_k / max_n |w_nk|)^_STRENGTH, divided by its median over the
-    channels that enough rows reach; at most 1 for the other channels. (R4)"""
+    """Returns the smoothing factor [K] for weights that share an input: c / z with z_k = (rms_k /
+    max_n |w_nk|)^_STRENGTH, and c the median of z over the channels that enough rows reach; at most
+    1 for the other channels. None if it cannot be computed. Equation (R4)."""
     largest = torch.stack([r.weight.abs().amax(1 - r.axis).float() for r in reads]).amax(0)
     square = moments.square
     if square.shape != largest.shape:

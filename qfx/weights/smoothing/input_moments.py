@@ -22,8 +22,8 @@ _PRODUCTS: dict[Any, tuple[int, int]] = {  # positions of the arguments x [M, K]
 
 @dataclass
 class Read:
-    """A parameter [N, K], or [K, N] with `axis` 0, and the indices of the inputs that it
-    multiplied."""
+    """A parameter that a run multiplied by: [N, K], or [K, N] with `axis` 0. `inputs`: the indices
+    of its inputs in `Reads.moments`."""
 
     weight: Tensor
     axis: int
@@ -60,10 +60,11 @@ class ChannelMoments(NamedTuple):
 
 @dataclass
 class Reads:
-    """The products and lookups of one run.
+    """The matmuls by parameters, and the lookups in tables, of one run of a module.
 
-    `moments`: those of each input. `looked_up`: for the storage of each tensor of ids, the storages
-    of the tables that it indexes.
+    `found`: the parameters, by storage and axis of K. `moments`: the moments of each input.
+    `looked_up`: for the storage of each tensor of ids, the storages of the tables that it
+    indexes.
     """
 
     found: dict[tuple[int, int], Read] = field(default_factory=dict)
@@ -72,8 +73,8 @@ class Reads:
     used: set[int | None] = field(default_factory=set)  # storages of all arguments of operators
 
     def sets(self) -> Iterator[tuple[list[Read], ChannelMoments]]:
-        """Yields reads that share an input, directly or through others, and the moments of their
-        inputs."""
+        """Yields groups of parameters that share an input, directly or through others, each with
+        the joint moments of its inputs."""
         left = list(self.found.values())
         while left:
             joined, inputs = [left.pop(0)], set[int]()
@@ -85,7 +86,8 @@ class Reads:
 
 
 def reads_of(run: Callable[[], Any], parameters: Iterable[Tensor]) -> Reads:
-    """Runs and records the products of these parameters, without gradients."""
+    """Calls `run` without gradients and returns the matmuls by these parameters, with the moments
+    of their inputs."""
     mode = _Watch({storage_id(p): p.detach() for p in parameters})
     with torch.no_grad(), mode:
         run()
@@ -126,8 +128,8 @@ class _Watch(Watching):
 
 
 def _axis_of_k(w_kn: Tensor, weight: Tensor) -> int | None:
-    """Returns which axis of the parameter is the K of a product, if the product reads the whole
-    matrix."""
+    """Returns which axis of the parameter `weight` is the K of a matmul with w_kn [K, N]; None if
+    the matmul does not read the whole parameter."""
     if weight.dim() != 2 or w_kn.storage_offset() != weight.storage_offset():
         return None
     for axis, whole in ((1, weight.t()), (0, weight)):

@@ -19,12 +19,12 @@ _FLOATS = re.compile("pixel|image|video|audio|feature|input_values")  # for exam
 
 
 def why_fed(part: nn.Module, around: nn.Module) -> str:
-    """Returns why the module `around` may call `part`, which is inside it, with embeddings; '' if
-    nothing suggests that it does.
+    """Returns why the module `around` may call `part`, which it contains, with embeddings instead
+    of token ids; '' if nothing suggests that it does. Smoothing factors are valid only for ids.
 
     A part without an argument for embeddings is always called with ids. Another part may be called
-    with embeddings if the module around it has an argument whose name suggests floats, or if it has
-    parameters of its own and no argument whose name suggests ids.
+    with embeddings if `around` has an argument whose name suggests floats, such as pixel_values, or
+    if `around` has parameters outside of `part` and no argument whose name suggests ids.
     """
     names, kind = _arguments(around), type(around).__name__
     if not any(map(_EMBEDDINGS.search, _arguments(part))) or not names:

@@ -25,7 +25,7 @@ class TokenIds(NamedTuple):
     """The arguments with which a module is called on token ids.
 
     `argument`: the name of the argument for ids. `table` [V, *]: the table in which they are looked
-    up. `shape`: that of the ids. `keywords`: further arguments.
+    up. `shape`: the shape of the ids. `keywords`: further arguments.
     """
 
     argument: str
