@@ -75,7 +75,7 @@ class Choice(Generic[P]):
 
 
 class Conditions(Protocol):
-    """The conditions that a tuner requires between rounds."""
+    """Conditions of the machine that a tuner checks between rounds."""
 
     def in_time(self) -> bool:
         """Whether another round may begin."""

@@ -69,8 +69,8 @@ class Format(NamedTuple):
 
 
 def hint(format: Format, tunings: Tunings, threads: int) -> AnyQuestion | None:
-    """Returns the question into which caches weights are fetched, and how early. With several rows
-    nta acts like t0."""
+    """Asks into which caches weights are fetched, and how early. The hint nta is not tried if the
+    format is for several rows, where it acts like t0."""
     rows, no_hint = ([4], "nta") if format.below else ([1], "")
     tried = [way for way in tried_for(KERNELS) if way.hint != no_hint]
     options: list[Parameters] = [{"hint": way.hint, "ahead": way.ahead} for way in tried]
@@ -94,7 +94,7 @@ def stream_rows(format: Format, tunings: Tunings, threads: int) -> AnyQuestion |
 
 
 def minimum_rows(format: Format, tunings: Tunings, threads: int) -> AnyQuestion | None:
-    """Returns the question from how many rows on the format is used instead of the one below."""
+    """Asks from which number of rows on the format is used, instead of the one for fewer rows."""
     if not format.below:
         return None
     ways = [_alone(name, tunings[name]) for name in (format.below, format.name)]
@@ -104,8 +104,8 @@ def minimum_rows(format: Format, tunings: Tunings, threads: int) -> AnyQuestion 
 
 
 def serial_steps(format: Format, tunings: Tunings, threads: int) -> AnyQuestion | None:
-    """Returns the question from how many multiply-accumulates on other threads are woken, if they
-    help at all."""
+    """Asks from how many multiply-accumulates on other threads are woken, if they help at all.
+    Returns None if there is one thread."""
     if threads == 1:
         return None
     now = tunings[format.name]

@@ -139,9 +139,9 @@ def tensors_of(
 ) -> Iterator[tuple[str, Tensor]]:
     """Yields names and tensors of an open file, in its order, each with its own memory.
 
-    `passing`: whether a tensor is only needed for a short time; its pages are then freed with it.
-    `on_bytes` is called with every byte. Raises UserError if the file has become shorter, or if
-    a byte of a bool tensor is neither 0 nor 1.
+    `passing`: returns whether the tensor of a name is only needed for a short time; its pages are
+    then freed with it. `on_bytes`: called with all bytes of the file, to compute its digest. Raises
+    UserError if the file has become shorter, or if a byte of a bool tensor is neither 0 nor 1.
     """
     file.seek(0)
     on_bytes(file.read(table.head))

@@ -73,7 +73,7 @@ def _strided(tensor: Tensor, strides: Any) -> bool:
 
 
 class Term(NamedTuple):
-    """`factor` times `operand`, which is a constant tensor or a node."""
+    """One term of the scores: `factor` times `operand`, which is a constant tensor or a node."""
 
     operand: Any
     factor: float

@@ -49,7 +49,8 @@ def read_or_build(
 
 
 class _ProgramEntry:
-    """A program. `tensors`: the model's tensors and the vectors, by name, once the key is known."""
+    """A program that is cached on disk. `tensors`: the tensors that a file refers to by name, which
+    are the model's and the vectors; set when the key is computed."""
 
     def __init__(
         self,

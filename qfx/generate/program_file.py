@@ -77,8 +77,9 @@ def program_file(
 ) -> ProgramFile:
     """Checks a description of programs, parsed from JSON, and returns it.
 
-    `tensors`: those of the file. `max_memory`: the largest number of bytes in total, by default the
-    memory of the machine. Raises UserError, with the numbers.
+    `tensors`: the tensors of the file. `max_memory`: the largest number of bytes in total, by
+    default the memory of the machine. Raises UserError for a description that is malformed or needs
+    more.
     """
     if not isinstance(description, dict) or description.get("format") != FORMAT:
         form = description.get("format") if isinstance(description, dict) else description

@@ -31,7 +31,7 @@ def _counted(name: str) -> Any:
 
 
 class KVLayer(CacheLayerMixin):
-    """The keys and values of one layer as codes.
+    """The keys and values of one layer, quantized to 8 or 4 bits.
 
     `capacity`: the number of tokens that fit; None for a layer that grows, whose initial capacity
     is `begins_with`. `seen`: the number of token columns that were passed to the model, including

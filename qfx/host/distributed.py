@@ -1,4 +1,4 @@
-"""PyTorch's distributed parts: weights that FSDP gathers, and sharding rules of DTensors.
+"""Handles PyTorch's distributed parts: weights that FSDP gathers, and sharding rules of DTensors.
 
 FSDP gathers a weight again for each call, so nothing packed may outlive the call. It writes the
 gathered value into the same parameter, at the same address, with the same version: the tensor

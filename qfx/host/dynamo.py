@@ -1,5 +1,5 @@
-"""Dynamo, except for the compiled frame: guards, recompilation, its messages, PyTorch's structured
-trace, and the wrappers of compiled models."""
+"""Accesses Dynamo, except for the compiled frame: guards, recompilation, its messages, PyTorch's
+structured trace, and the wrappers of compiled models."""
 
 from __future__ import annotations
 

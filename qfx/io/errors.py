@@ -1,4 +1,4 @@
-"""Errors that users cause, as opposed to errors of qfx, and the names that their messages quote."""
+"""UserError, the class of errors that users cause, and the quoting of names in messages."""
 
 from __future__ import annotations
 

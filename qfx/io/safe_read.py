@@ -1,4 +1,5 @@
-"""Reads untrusted files: no path can make qfx wait or read forever, and JSON is parsed strictly."""
+"""Reads untrusted files: no path (a pipe, a device) can make qfx wait or read forever, and JSON is
+parsed strictly."""
 
 from __future__ import annotations
 

@@ -115,7 +115,7 @@ def nearest(value: Tensor, now: Frozen, scheme: Scheme) -> Frozen:
 
 
 def _quantized(value: Tensor, stored: Tensor, now: Frozen, scheme: Scheme, count: int) -> Frozen:
-    """Quantizes the floats `value` [N, K] that are written to a weight with the floats `held`.
+    """Quantizes the floats `value` [N, K] that are written to a weight with the floats `stored`.
     Equation (Q13).
 
     Rows that change by less than half a step keep their scale if possible and are rounded
@@ -148,8 +148,9 @@ def _quantized(value: Tensor, stored: Tensor, now: Frozen, scheme: Scheme, count
 def _codes_under(
     grid: Values, wanted: Tensor, scheme: Scheme, dither: Tensor | float = 0.0
 ) -> tuple[Tensor, Tensor]:
-    """Returns the codes (Q3) of `wanted` with the scales of `grid`, and where they are not
-    clamped."""
+    """Quantizes `wanted` [N, K] with the scales and zero points of `grid` (Q3). Returns the codes
+    and a bool mask [N, K], which is False where rounding to the nearest code leaves the code
+    range."""
     qmin, qmax = code_range(scheme.w.bits, scheme.w.symmetric)
     unit = _expanded(grid.scale, wanted, scheme)
     zero = 0 if grid.zero_point is None else _expanded(grid.zero_point, wanted, scheme)

@@ -37,9 +37,9 @@ def check_kind(value: Any, name: str, dtypes: Sequence[torch.dtype], shape: Sequ
 def check_parts(
     parts: State, prefix: str, names: Sequence[str], wanted: Mapping[str, Kind], requirement: str
 ) -> None:
-    """Raises ValueError unless exactly those of `names` that are in `wanted` are given, with their
-    dtypes and shapes. `requirement`: the end of the message, which says where the requirement comes
-    from."""
+    """Raises ValueError if a tensor of `names` is in only one of `parts` and `wanted`, or has
+    another dtype or shape than in `wanted`. `requirement`: the end of the message, which says where
+    the requirement comes from."""
     for name in names:
         if (name in parts) != (name in wanted):
             wrong = "is missing" if name in wanted else "is there in vain"
@@ -79,7 +79,8 @@ def _check_all(value: Tensor, name: str, right: Tensor, what: str) -> None:
 
 
 def check_place(value: Any, name: str, own: Tensor, assign: bool) -> None:
-    """Raises ValueError if a copy to the device of `own` would lose the values."""
+    """Raises ValueError if only one of `value` and the module's tensor `own` is on the meta device,
+    unless `assign`: a copy of `value` into the module would have no values."""
     if isinstance(value, Tensor) and not assign and value.is_meta != own.is_meta:
         where = "the file is" if value.is_meta else "the module is"
         raise ValueError(f"{name}: {where} on the meta device; load_state_dict with assign=True")

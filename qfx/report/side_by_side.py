@@ -66,7 +66,8 @@ class SideBySide(fx.Interpreter):
             self._keep({attention.key, attention.val} - {*node.all_input_nodes}, node)
 
     def _keep(self, sources: set[fx.Node], reader: fx.Node) -> None:
-        """Values that are read after their last use are kept until then."""
+        """Keeps the values of the nodes `sources` until the node `reader` has run: measuring
+        `reader` uses them, although the graph does not need them any more by then."""
         place = {n: i for i, n in enumerate(self.graph.nodes)}
         for user, read in list(self.user_to_last_uses.items()):
             if reader in place and place[user] < place[reader]:

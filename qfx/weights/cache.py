@@ -202,7 +202,8 @@ class Cache:
 
     @contextmanager
     def temporary(self) -> Iterator[None]:
-        """A context whose end forgets what was packed for the first time inside."""
+        """Context manager that removes at its end the entries that were created inside the `with`
+        block."""
         with self._lock:
             before = {key: {*entries} for key, (_, entries) in self._owners.items()}
         try:

@@ -141,16 +141,18 @@ def with_packed_weights(
     rewritten: Callable[[Iterable[int]], None] | None = None,
     offload_weight: Callable[[Tensor], bool] | None = None,
 ) -> Callable[..., Any]:
-    """Returns a function that calls `compiled` with the original arguments, in which packed weights
-    replace float ones.
+    """Returns a function with the arguments of the original graph. It calls the rewritten graph
+    `compiled`, for which it takes packed weights from the cache in place of float weights.
 
-    The same function serves all layers with equal graphs, so it keeps the packed tensors for each
-    set of weights. It compares the whole content of each weight with the cache at the first call
-    with a set, and at a call that finds a weight that was written without PyTorch noticing.
+    All layers with equal graphs call the same function, each with its own weights, so it remembers
+    the packed tensors for the weights of each layer. It compares the whole content of weights with
+    the cache at the first call with them, and at a call that finds them written without PyTorch
+    noticing.
 
-    `rewritten` is called with the positions of the arguments, none of them a parameter, that were
-    packed at each of the last REWRITTEN calls. `offload_weight` is called with each weight that is
-    packed and that the graph does not read in float.
+    `rewritten` is called with the positions of arguments that were packed at each of the last
+    REWRITTEN calls; parameters are not among them. `offload_weight` is called with each weight that is
+    packed and that the graph does not read in float. It may free the memory of the float values,
+    and returns whether it did.
     """
     holders = [source.argument for source in feed.sources]
     constants = tuple(constant.tensor() for constant in feed.constants)

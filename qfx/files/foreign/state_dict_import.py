@@ -64,9 +64,9 @@ class Foreign(NamedTuple):
 
 @dataclass
 class Imported:
-    """The decision for each tensor of a foreign model.
+    """The decision for each tensor of a model of another tool.
 
-    `kept`: the schemes of linears that hold the codes of the file. `requantized`: the schemes of
+    `kept`: the schemes of linears that hold the integers of the file. `requantized`: the schemes of
     linears that are quantized again. All other items become floats.
     """
 
