@@ -35,8 +35,8 @@ MEANINGS = {
     "guard": "rows of activations (tokens) whose relative error in int8 may exceed this number, "
     "for example `0.05`, run in float",
     "smoothing": "for models that take token ids: balances channels between activation and weight "
-    "before both are rotated; [below](#smoothing)",
-    "release_weights": "offloads the float weights after packing: "
+    "before both are rotated: [below](#smoothing)",
+    "release_weights": "moves the float weights to files once their int8 form exists: "
     "[serving](serving.md#without-float-weights)",
     "embeddings": '`"int8"`: `qfx.quantize_` and `QfxConfig` quantize embeddings too: '
     "[coverage](coverage.md#embeddings); an error under `torch.compile`, which replaces no modules",
