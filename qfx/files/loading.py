@@ -29,8 +29,8 @@ from qfx.values.config import Config, Configurable
 
 
 class Saved(NamedTuple):
-    """The open files of a saved model, the checked table of each, and the manifest `manifest`, None for
-    a single file. An open file can be read to its end even if it is replaced or removed
+    """The open files of a saved model, the checked table of each, and the manifest, which is None
+    for a single file. An open file can be read to its end even if it is replaced or removed
     meanwhile."""
 
     at: str

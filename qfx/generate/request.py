@@ -84,9 +84,8 @@ def zeros_mean_text(config: Any) -> frozenset[str]:
 
 
 def request_of(arguments: dict[str, Any], of_text: Collection[str] = ()) -> Request | None:
-    """Returns the arguments of a call, `arguments` by name, as a Request; None for a call
-    that only the modules can run. `of_text`: names of arguments that have no effect if they are
-    zero."""
+    """Returns the arguments of a call, by name, as a Request, or None for a call that only the
+    modules can run. `of_text`: names of arguments that have no effect if they are zero."""
     arguments = {n: value for n, value in arguments.items() if not _says_nothing(n, value, of_text)}
     tokens, embedded = arguments.pop("input_ids", None), arguments.pop("inputs_embeds", None)
     cache = arguments.pop("past_key_values", None)

@@ -1,5 +1,5 @@
-"""Uses Inductor as the compiler of rewritten graphs: its options, the checks that its code may omit,
-and additions to the keys of PyTorch's caches."""
+"""Uses Inductor as the compiler of rewritten graphs: its options, the checks that its code may
+omit, and additions to the keys of PyTorch's caches."""
 
 from __future__ import annotations
 

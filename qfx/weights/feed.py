@@ -150,9 +150,9 @@ def with_packed_weights(
     noticing.
 
     `rewritten` is called with the positions of arguments that were packed at each of the last
-    REWRITTEN calls; parameters are not among them. `offload_weight` is called with each weight that is
-    packed and that the graph does not read in float. It may free the memory of the float values,
-    and returns whether it did.
+    REWRITTEN calls; parameters are not among them. `offload_weight` is called with each weight that
+    is packed and that the graph does not read in float. It may free the memory of the float
+    values, and returns whether it did.
     """
     holders = [source.argument for source in feed.sources]
     constants = tuple(constant.tensor() for constant in feed.constants)
