@@ -129,8 +129,13 @@ def test_what_is_loaded_is_a_copy_unless_assigned() -> None:
         first, second = made("static, factor, rotation"), made("xs8r_ws8r")
         state = saved(first)
         second.load_state_dict(state, assign=assign)
+        before = saved(second)
         state["factor"].fill_(1.0)
         assert torch.equal(second.factor, state["factor"]) == assign
+        if not assign:
+            for value in filter(Tensor.is_floating_point, state.values()):
+                value.fill_(1.0)
+            assert same(saved(second), before)
 
 
 # --- a state dict with one change ---
@@ -276,9 +281,13 @@ WRONG: dict[str, tuple[Callable[[State], Any], str]] = {
         lambda s: s["factor"].__setitem__(0, torch.inf),
         r"factor holds inf at \[0\]",
     ),
-    "codes": (
-        lambda s: s["scheme"].__setitem__(7, 7),  # bits of the weight
-        r"codes holds -?\d+, which is outside -64\.\.63",
+    "codes above": (
+        lambda s: (s["scheme"].__setitem__(7, 7), s["codes"].clamp_(min=-64)),  # bits of the weight
+        r"codes holds \d+, which is outside -64\.\.63",
+    ),
+    "codes below": (
+        lambda s: (s["scheme"].__setitem__(7, 7), s["codes"].clamp_(max=63)),
+        r"codes holds -\d+, which is outside -64\.\.63",
     ),
     "codes of another shape": (
         lambda s: s.update(codes=s["codes"][:, 1:]),
