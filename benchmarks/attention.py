@@ -1,39 +1,93 @@
-"""int8_attention: time and error on every instruction set of this machine, against
-F.scaled_dot_product_attention in float32, and against another build of qfx.
+"""int8_attention, and attention as two int8 products with a softmax between them, on every
+instruction set of this machine, against F.scaled_dot_product_attention in float32.
 
 All take turns. With one thread the times are processor seconds, so that other processes matter
-less. Errors are those of the outputs of queries that see none of the enlarged keys.
-    python -m benchmarks.attention [--threads 1] [--only 512,MiniLM] [--beside CHECKOUT] [--save]
-    python -m benchmarks.attention --errors [--models] [--beside CHECKOUT] [--save]
-`--beside`: a checkout of this project with an extension of its own in its .venv.
+less.
 """
 
 from __future__ import annotations
 
-import argparse
 import time
-from collections.abc import Callable
+from argparse import Namespace
+from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
+from itertools import product
 from statistics import median
-from typing import Any
+from typing import NamedTuple
 
 import torch
-from tabulate import tabulate
+import torch.nn.functional as F
+from torch import Tensor
 
-from benchmarks.attention_cases import Case, Other, shapes
-from benchmarks.attention_errors import BESIDE, HERE, error_rows
-from benchmarks.common import keep_memory, machine, merge
+from benchmarks.common import keep_memory
+from benchmarks.question import Question, Row, chosen
 from qfx import _C
 
+OPS = torch.ops.qfx
 SECONDS = 4e-3  # of a sample
-FLOAT = "float32"
-Row = dict[str, Any]
 
 
-def sample(run: Callable[[], Any], isa: str | None, clock: Callable[[], float]) -> float:
-    if isa is not None:
-        _C.set_isa(isa)
+class Shape(NamedTuple):
+    """The sizes of q [batch, heads, tokens, d], and of k and v with `of_keys` heads."""
+
+    batch: int
+    heads: int
+    of_keys: int
+    tokens: int
+    d: int
+    causal: bool = False
+    padded: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.batch}x{self.heads}/{self.of_keys}x{self.tokens}x{self.d}"
+
+
+CASES = {
+    **{str(n): Shape(1, 12, 12, n, 64) for n in (64, 128, 256, 512, 1024)},
+    **{str(n): Shape(1, 4, 4, n, 64) for n in (2048, 4096)},
+    "MiniLM": Shape(8, 12, 12, 128, 32, padded=True),
+    "ViT": Shape(1, 12, 12, 197, 64),
+    "Whisper": Shape(1, 8, 8, 1500, 64),
+    "SmolLM2": Shape(1, 9, 3, 512, 64, causal=True),
+    "Llama": Shape(1, 32, 8, 512, 128, causal=True),
+}
+
+
+def padding(batch: int, tokens: int) -> Tensor:
+    """Returns a mask for sequences of half to all of the tokens."""
+    lengths = torch.linspace(tokens // 2, tokens, batch).long()
+    return (torch.arange(tokens) < lengths[:, None])[:, None, None]
+
+
+def forms(of: Shape) -> dict[str, Callable[[], Tensor]]:
+    """Returns attention by form: float32, int8, and, if nothing is masked, as int8 products. Heads
+    are slices of a token's features, as in models."""
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (
+        torch.randn(of.batch, of.tokens, heads, of.d, generator=generator).transpose(1, 2)
+        for heads in (of.heads, of.of_keys, of.of_keys)
+    )
+    mask = padding(of.batch, of.tokens) if of.padded else None
+    scale = of.d**-0.5
+
+    def float32() -> Tensor:
+        return F.scaled_dot_product_attention(q, k, v, mask, is_causal=of.causal, enable_gqa=True)
+
+    def int8() -> Tensor:
+        return OPS.int8_attention(q, k, v, mask, scale, of.causal, torch.float32)  # type: ignore
+
+    def products() -> Tensor:
+        scores = OPS.int8_bmm_dynamic(q * scale, k, [1], 8, True, 8, torch.float32)
+        given = (scores.softmax(-1), v.mT, [1], 8, False, 8, torch.float32)
+        return OPS.int8_bmm_dynamic(*given)  # type: ignore[no-any-return]
+
+    found = {"float32": float32, "int8": int8}
+    plain = not of.causal and not of.padded and of.heads == of.of_keys
+    return {**found, "products": products} if plain else found
+
+
+def sample(run: Callable[[], Tensor], isa: str, clock: Callable[[], float]) -> float:
+    _C.set_isa(isa)
     run()
     run()
     started, count = clock(), 0
@@ -43,62 +97,38 @@ def sample(run: Callable[[], Any], isa: str | None, clock: Callable[[], float]) 
     return (clock() - started) / count
 
 
-def times(case: Case, other: Other | None, rounds: int) -> list[Row]:
+def measure(name: str, rounds: int) -> list[Row]:
+    """Returns a row for each instruction set and int8 form."""
     clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
+    (_, exact), *others = forms(CASES[name]).items()
     isas = [isa for isa in _C.isas() if isa != "ref"]
-    ways: dict[tuple[str, str], Callable[[], float]] = {
-        ("", FLOAT): lambda: sample(case.in_float, None, clock),
-        **{(isa, HERE): partial(sample, case.in_int8, isa, clock) for isa in isas},
-    }
-    if other is not None:
-        other.load(case)
-        ways |= {(isa, BESIDE): lambda i=isa: other.run(i, SECONDS)[0] for isa in isas}  # type: ignore[misc]
-    found: dict[tuple[str, str], list[float]] = {way: [] for way in ways}
+    ways = {"float32": partial(sample, exact, isas[0], clock)}
+    for isa, (form, run) in product(isas, others):
+        ways[isa if form == "int8" else f"{isa} {form}"] = partial(sample, run, isa, clock)
+    found: dict[str, list[float]] = {way: [] for way in ways}
     for _ in range(rounds):
-        for way, run in ways.items():
-            found[way].append(run())
-    middle = {way: median(seconds) for way, seconds in found.items()}
-    in_float = middle["", FLOAT]
-    rows = []
-    for isa in isas:
-        row = {"case": case.name, "shape": case.shape, "isa": isa}
-        row |= {"float us": round(in_float * 1e6, 1), "us": round(middle[isa, HERE] * 1e6, 1)}
-        row["of float"] = round(in_float / middle[isa, HERE], 2)
-        if other is not None:
-            row["of the other"] = round(middle[isa, BESIDE] / middle[isa, HERE], 2)
-        rows.append(row)
-    return rows
+        for way, once in ways.items():
+            found[way].append(once())
+    seconds = {way: median(samples) for way, samples in found.items()}
+    in_float = seconds.pop("float32")
+    return [
+        {"case": name, "shape": str(CASES[name]), "isa": way}
+        | {"float us": round(in_float * 1e6, 1), "us": round(s * 1e6, 1)}
+        | {"of float": round(in_float / s, 2)}
+        for way, s in seconds.items()
+    ]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--only", default="", help="names of cases")
-    parser.add_argument("--beside", type=Path, help="another checkout, with a build of its own")
-    parser.add_argument("--errors", action="store_true", help="in decibels, not times")
-    parser.add_argument("--models", action="store_true", help="of trained models too")
-    parser.add_argument("--save", action="store_true", help="write benchmarks/results")
-    options = parser.parse_args()
+@torch.inference_mode()
+def tables(options: Namespace) -> Iterator[list[Row]]:
     keep_memory()
-    torch.manual_seed(0)
-    torch.set_num_threads(options.threads)
-    other = Other(options.beside.resolve(), options.threads) if options.beside else None
-    names = [name for name in options.only.split(",") if name]
-    with torch.inference_mode():
-        if options.errors:
-            rows = error_rows(other, options.models)
-        else:
-            cases = (c for c in shapes() if not names or c.name in names)
-            rows = [row for c in cases for row in times(c, other, options.rounds)]
-            rows = [{**r, "threads": options.threads} for r in rows]
-    print(machine())
-    print(tabulate(rows, headers="keys"))
-    if options.save:
-        what = "attention-errors" if options.errors else "attention"
-        key = ("case",) if options.errors else ("case", "isa", "threads")
-        print(f"wrote {merge(what, rows, key)}")
+    for name in chosen(options.cases, CASES):
+        yield measure(name, options.rounds)
 
 
-if __name__ == "__main__":
-    main()
+QUESTION = Question(
+    "How fast is int8 attention, compared with float32?",
+    tables,
+    key=("case", "isa"),
+    options={"cases": list(CASES)},
+)

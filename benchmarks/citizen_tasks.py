@@ -19,7 +19,7 @@ from torch import Tensor
 
 from benchmarks.lora import measure, tiny
 from benchmarks.resident import forget_peak, peak, resident
-from benchmarks.typed import FLOAT, LIBRARIES, Library, Model, lines, load
+from benchmarks.typed import FLOAT, Library, Model, load
 from qfx.ops.single_tensors import sqnr
 
 Row = dict[str, Any]
@@ -31,13 +31,13 @@ class Work:
     """The folder of a float32 model, and a folder for what tasks leave for later ones. Its file
     tokens.pt has token ids `batch` [B, L] and `prompt` [1, P]."""
 
-    model: Path
-    folder: Path
+    model: str
+    folder: str
     new_tokens: int
     steps: int
 
     def tokens(self, kind: str) -> Tensor:
-        ids: Tensor = torch.load(self.folder / "tokens.pt", weights_only=True)[kind]
+        ids: Tensor = torch.load(Path(self.folder) / "tokens.pt", weights_only=True)[kind]
         return ids
 
     def keep(self, library: str, task: str, value: Any) -> None:
@@ -50,10 +50,10 @@ class Work:
 
     def of(self, library: str, what: str) -> Path:
         """Returns a folder for one library."""
-        return self.folder / f"{library}, {what}"
+        return Path(self.folder) / f"{library}, {what}"
 
     def _file(self, library: str, task: str) -> Path:
-        return self.folder / f"{library}, {task}.pt"
+        return Path(self.folder) / f"{library}, {task}.pt"
 
 
 def works(**figures: Any) -> Row:
@@ -77,7 +77,7 @@ def agreement(expected: Tensor, found: Tensor) -> float:
 
 
 def quantize(name: str, library: Library, work: Work) -> Row:
-    found = logits(library.quantize(work.model), work.tokens("batch"))
+    found = logits(library.quantize(Path(work.model)), work.tokens("batch"))
     if name == FLOAT:
         work.keep(name, "quantize", found)
         return works()
@@ -92,7 +92,7 @@ def quantize(name: str, library: Library, work: Work) -> Row:
 
 
 def save(name: str, library: Library, work: Work) -> Row:
-    model = library.quantize(work.model)
+    model = library.quantize(Path(work.model))
     before = logits(model, work.tokens("batch"))
     library.save(model, work.of(name, "saved"))
     work.keep(name, "save", before)
@@ -128,13 +128,13 @@ def load_again(name: str, library: Library, work: Work) -> Row:
 
 
 def generate(name: str, library: Library, work: Work) -> Row:
-    model, prompt = library.quantize(work.model), work.tokens("prompt")
+    model, prompt = library.quantize(Path(work.model)), work.tokens("prompt")
     library.generate(model, prompt, 2)
     start = time.process_time()
     text = library.generate(model, prompt, work.new_tokens)
     seconds = time.process_time() - start
     new = text[0, prompt.shape[1] :]
-    likeliest = logits(load(work.model), text)[0, prompt.shape[1] - 1 : -1].argmax(-1)
+    likeliest = logits(load(Path(work.model)), text)[0, prompt.shape[1] - 1 : -1].argmax(-1)
     same = int((new == likeliest).sum())
     figures = {"tokens_per_s": round(len(new) / seconds, 1), "as_float": same, "of": len(new)}
     if same < HALF * len(new):
@@ -143,7 +143,7 @@ def generate(name: str, library: Library, work: Work) -> Row:
 
 
 def fine_tune(name: str, library: Library, work: Work) -> Row:
-    model, trained, row = measure(library, work.model, work.tokens("batch"), work.steps)
+    model, trained, row = measure(library, Path(work.model), work.tokens("batch"), work.steps)
     model.save_pretrained(work.of(name, "adapter"))
     fall = trained.losses[0] - trained.losses[-1]
     gradient = torch.cat([g.flatten().float() for g in trained.gradients])
@@ -167,7 +167,7 @@ def merge(name: str, library: Library, work: Work) -> Row:
     if not work.of(name, "adapter").exists():
         return {"outcome": "nothing to merge"}
     ids = work.tokens("batch")
-    model = PeftModel.from_pretrained(library.quantize(work.model), work.of(name, "adapter"))
+    model = PeftModel.from_pretrained(library.quantize(Path(work.model)), work.of(name, "adapter"))
     with torch.no_grad():
         adapted = model(input_ids=ids, labels=ids)
         with model.disable_adapter():
@@ -196,19 +196,3 @@ TASKS: dict[str, tuple[Task, str]] = {
     "fine-tune": (fine_tune, "adapt"),
     "merge": (merge, "merge"),
 }
-
-
-def typed_lines(library: str, task: str) -> int:
-    return lines(getattr(LIBRARIES[library], TASKS[task][1]))
-
-
-def outcome(library: str, task: str, work: Work) -> Row:
-    """Runs a task in this process. An error is an outcome, with the first line of its message."""
-    try:
-        return TASKS[task][0](library, LIBRARIES[library], work)
-    except Exception as why:  # a library may raise anything, and its row says what
-        return failed(f"{type(why).__name__}: {why}")
-
-
-def failed(said: str) -> Row:
-    return {"outcome": "error", "said": said.strip().split("\n")[0]}

@@ -148,6 +148,14 @@ def result_path(benchmark: str) -> Path:
     return RESULTS / f"{slug(machine())}-{benchmark}.json"
 
 
+def stored(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Returns the machine of a saved file, and its rows. A row without a number of threads, a
+    commit, or a word on uncommitted changes gets those of the machine."""
+    host, rows = (json.loads(path.read_text())[key] for key in ("machine", "rows"))
+    origin = {key: host.get(key) for key in ("threads", "commit", "uncommitted_changes")}
+    return host, [{**origin, **row} for row in rows]
+
+
 def merge(benchmark: str, rows: list[dict[str, Any]], key: Sequence[str]) -> Path:
     """Saves `rows` together with those saved before, except those that agree with a new row on
     `key`. A row with a `reason` instead of figures replaces no row with figures. The file's machine
@@ -157,7 +165,7 @@ def merge(benchmark: str, rows: list[dict[str, Any]], key: Sequence[str]) -> Pat
         return [[row.get(k) for k in key] for row in of]
 
     path = result_path(benchmark)
-    before = json.loads(path.read_text())["rows"] if path.exists() else []
+    before = stored(path)[1] if path.exists() else []
     measured = keys([row for row in before if "reason" not in row])
     new = [
         r for r, k in zip(rows, keys(rows), strict=True) if "reason" not in r or k not in measured

@@ -16,13 +16,12 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 import qfx
-from benchmarks.zoo_kinds import Inputs
+from benchmarks.zoo import Inputs
 from qfx.match.matching import match
 from qfx.ops.single_tensors import sqnr
 from qfx.plan.plan import Plan
 from qfx.report.report import Report
 
-SQNR_BAR, COSINE_BAR = 25.0, 0.99
 NOISE_DRAWS = 5
 MATMULS = {f"aten::{name}" for name in ("mm", "addmm", "bmm", "baddbmm", "addbmm", "mv", "dot")}
 MATMULS |= {"aten::convolution", "aten::_grouped_mm", "mkldnn::_linear_pointwise"}

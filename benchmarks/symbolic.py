@@ -13,8 +13,7 @@ from torch._dynamo.utils import counters
 
 import qfx
 from benchmarks.measures import Row, compiled, main_output, merged, plans
-from benchmarks.zoo import Architecture, build
-from benchmarks.zoo_kinds import SECOND, Inputs
+from benchmarks.zoo import SECOND, Architecture, Inputs, build
 from qfx.ops.single_tensors import sqnr
 
 
