@@ -1,8 +1,8 @@
 """A survey of `transformers`: does qfx find every linear, and how exact are results and gradients?
 
 Each architecture of `benchmarks/zoo.py` runs in a process of its own, so that a crash or the time
-limit ends one row, not the survey. With `--dynamic`, sizes are symbolic. `--inner aot_eager` takes
-minutes instead of an hour. `python -m benchmarks.results_page` writes docs/architectures.md.
+limit ends one row, not the survey. `--inner aot_eager` takes minutes instead of an hour.
+`python -m benchmarks.results_page` writes docs/architectures.md.
 """
 
 from __future__ import annotations
@@ -18,20 +18,17 @@ import torch
 from benchmarks.fresh import FailedError, call
 from benchmarks.measures import PARTS
 from benchmarks.question import Question, Row, chosen
-from benchmarks.survey_page import lost, missed
-from benchmarks.symbolic import symbolic
+from benchmarks.survey_page import missed
 from benchmarks.zoo import TABLE, build
 
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
 
 
-def one(name: str, inner: str, dynamic: bool) -> Row:
+def one(name: str, inner: str) -> Row:
     """Measures one architecture in this process; `failure` says what stopped it, if anything
     did."""
     row: Row = {"failure": ""}
     try:
-        if dynamic:
-            return row | symbolic(TABLE[name], inner)
         for part in PARTS:
             row |= part(*build(TABLE[name]), inner)
     except Exception as why:  # a model may raise anything, and its row says what
@@ -42,12 +39,11 @@ def one(name: str, inner: str, dynamic: bool) -> Row:
 def tables(options: Namespace) -> Iterator[list[Row]]:
     for name in chosen(options.only, TABLE):
         start = time.perf_counter()
-        sizes = "dynamic" if options.dynamic else "static"
-        row: Row = {"architecture": name, "sizes": sizes}
+        row: Row = {"architecture": name, "sizes": "static"}
         row |= {"kind": TABLE[name].kind, "model": TABLE[name].model, "inner": options.inner}
         try:
-            how = {"environment": ONE_THREAD, "limit_s": options.limit}
-            row |= call(one, name, options.inner, options.dynamic, **how)
+            how: Row = {"environment": ONE_THREAD, "limit_s": options.limit}
+            row |= call(one, name, options.inner, **how)
         except FailedError as why:
             row["failure"] = str(why)
         row |= {"seconds": round(time.perf_counter() - start), "torch": torch.__version__}
@@ -55,15 +51,14 @@ def tables(options: Namespace) -> Iterator[list[Row]]:
 
 
 def below(rows: list[Row]) -> list[str]:
-    said = [(row, lost(row) if row["sizes"] == "dynamic" else missed(row)) for row in rows]
-    return [f"{row['architecture']}: {'; '.join(words)}" for row, words in said if words]
+    return [f"{row['architecture']}: {'; '.join(missed(row))}" for row in rows if missed(row)]
 
 
 QUESTION = Question(
     "How many matmuls of which architectures become int8, and how exact are they?",
     tables,
     key=("architecture", "sizes"),
-    options={"only": list(TABLE), "inner": "inductor", "dynamic": False, "limit": 600.0},
+    options={"only": list(TABLE), "inner": "inductor", "limit": 600.0},
     columns=("architecture", "int8", "matmuls", "sqnr_db", "gradient_cosine", "seconds"),
     below=below,
 )

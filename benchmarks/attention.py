@@ -1,5 +1,5 @@
-"""int8_attention, and attention as two int8 products with a softmax between them, on every
-instruction set of this machine, against F.scaled_dot_product_attention in float32.
+"""int8_attention on every instruction set of this machine, against F.scaled_dot_product_attention
+in float32.
 
 All take turns. With one thread the times are processor seconds, so that other processes matter
 less.
@@ -11,7 +11,6 @@ import time
 from argparse import Namespace
 from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import product
 from statistics import median
 from typing import NamedTuple
 
@@ -23,7 +22,6 @@ from benchmarks.common import keep_memory
 from benchmarks.question import Question, Row, chosen
 from qfx import _C
 
-OPS = torch.ops.qfx
 SECONDS = 4e-3  # of a sample
 
 
@@ -53,40 +51,24 @@ CASES = {
 }
 
 
-def padding(batch: int, tokens: int) -> Tensor:
-    """Returns a mask for sequences of half to all of the tokens."""
-    lengths = torch.linspace(tokens // 2, tokens, batch).long()
-    return (torch.arange(tokens) < lengths[:, None])[:, None, None]
-
-
-def forms(of: Shape) -> dict[str, Callable[[], Tensor]]:
-    """Returns attention by form: float32, int8, and, if nothing is masked, as int8 products. Heads
-    are slices of a token's features, as in models."""
+def forms(of: Shape) -> tuple[Callable[[], Tensor], Callable[[], Tensor]]:
+    """Returns attention in float32 and in int8. Heads are slices of a token's features, as in
+    models; padded sequences have half to all of the tokens."""
     generator = torch.Generator().manual_seed(0)
     q, k, v = (
         torch.randn(of.batch, of.tokens, heads, of.d, generator=generator).transpose(1, 2)
         for heads in (of.heads, of.of_keys, of.of_keys)
     )
-    mask = padding(of.batch, of.tokens) if of.padded else None
-    scale = of.d**-0.5
-
-    def float32() -> Tensor:
-        return F.scaled_dot_product_attention(q, k, v, mask, is_causal=of.causal, enable_gqa=True)
-
-    def int8() -> Tensor:
-        return OPS.int8_attention(q, k, v, mask, scale, of.causal, torch.float32)  # type: ignore
-
-    def products() -> Tensor:
-        scores = OPS.int8_bmm_dynamic(q * scale, k, [1], 8, True, 8, torch.float32)
-        given = (scores.softmax(-1), v.mT, [1], 8, False, 8, torch.float32)
-        return OPS.int8_bmm_dynamic(*given)  # type: ignore[no-any-return]
-
-    found = {"float32": float32, "int8": int8}
-    plain = not of.causal and not of.padded and of.heads == of.of_keys
-    return {**found, "products": products} if plain else found
+    lengths = torch.linspace(of.tokens // 2, of.tokens, of.batch).long()
+    padding = (torch.arange(of.tokens) < lengths[:, None])[:, None, None]
+    mask = padding if of.padded else None
+    how = (mask, of.d**-0.5, of.causal, torch.float32)
+    exact = partial(F.scaled_dot_product_attention, is_causal=of.causal, enable_gqa=True)
+    return partial(exact, q, k, v, mask), partial(torch.ops.qfx.int8_attention, q, k, v, *how)
 
 
-def sample(run: Callable[[], Tensor], isa: str, clock: Callable[[], float]) -> float:
+def sample(run: Callable[[], Tensor], isa: str) -> float:
+    clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
     _C.set_isa(isa)
     run()
     run()
@@ -98,13 +80,11 @@ def sample(run: Callable[[], Tensor], isa: str, clock: Callable[[], float]) -> f
 
 
 def measure(name: str, rounds: int) -> list[Row]:
-    """Returns a row for each instruction set and int8 form."""
-    clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
-    (_, exact), *others = forms(CASES[name]).items()
+    """Returns a row for each instruction set."""
+    exact, int8 = forms(CASES[name])
     isas = [isa for isa in _C.isas() if isa != "ref"]
-    ways = {"float32": partial(sample, exact, isas[0], clock)}
-    for isa, (form, run) in product(isas, others):
-        ways[isa if form == "int8" else f"{isa} {form}"] = partial(sample, run, isa, clock)
+    ways = {"float32": partial(sample, exact, isas[0])}
+    ways |= {isa: partial(sample, int8, isa) for isa in isas}
     found: dict[str, list[float]] = {way: [] for way in ways}
     for _ in range(rounds):
         for way, once in ways.items():

@@ -200,10 +200,10 @@ def main_output(outputs: Any) -> Tensor:
     return next(v for v in outputs.values() if isinstance(v, Tensor))
 
 
-def compiled(model: nn.Module, inner: str, dynamic: bool | None = None) -> Any:
+def compiled(model: nn.Module, inner: str) -> Any:
     torch._dynamo.reset()
     options: dict[str, Any] = {"minimum_gain": 0, "inner": inner}
-    return torch.compile(model, backend="qfx", dynamic=dynamic, options=options)
+    return torch.compile(model, backend="qfx", options=options)
 
 
 @contextmanager

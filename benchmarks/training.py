@@ -15,14 +15,13 @@ from typing import Any
 
 import qfx._C as _C
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
 import qfx
 from benchmarks.fresh import call
 from benchmarks.question import Question, Row
 
-HIDDEN, HEADS, LAYERS, BATCH, LENGTH, WORDS = 768, 12, 8, 8, 128, 8192
+LAYERS, BATCH, LENGTH, WORDS = 8, 8, 128, 8192
 COMPILERS: dict[str, dict[str, Any]] = {
     "float32 Inductor": {},
     "qfx": {"backend": qfx.backend},
@@ -30,32 +29,12 @@ COMPILERS: dict[str, dict[str, Any]] = {
 }
 
 
-class Layer(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm1, self.norm2 = nn.LayerNorm(HIDDEN), nn.LayerNorm(HIDDEN)
-        self.qkv, self.out = nn.Linear(HIDDEN, 3 * HIDDEN), nn.Linear(HIDDEN, HIDDEN)
-        self.up, self.down = nn.Linear(HIDDEN, 4 * HIDDEN), nn.Linear(4 * HIDDEN, HIDDEN)
+def decoder(layers: int) -> nn.Module:
+    """Returns OPT, random, with the width of opt-125m and a small vocabulary, without dropout."""
+    from transformers import OPTConfig, OPTForCausalLM
 
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = self.qkv(self.norm1(x)).unflatten(-1, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.out(y.transpose(1, 2).flatten(2))
-        return x + self.down(F.gelu(self.up(self.norm2(x))))
-
-
-class Model(nn.Module):
-    """A decoder: tokens [B, L] -> the mean loss of predicting the next one."""
-
-    def __init__(self, layers: int) -> None:
-        super().__init__()
-        self.words = nn.Embedding(WORDS, HIDDEN)
-        self.layers = nn.Sequential(*(Layer() for _ in range(layers)))
-        self.norm, self.head = nn.LayerNorm(HIDDEN), nn.Linear(HIDDEN, WORDS, bias=False)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        logits = self.head(self.norm(self.layers(self.words(tokens))))
-        return F.cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
+    off: dict[str, Any] = {"dropout": 0.0, "attention_dropout": 0.0}
+    return OPTForCausalLM(OPTConfig(vocab_size=WORDS, num_hidden_layers=layers, **off))
 
 
 class Step:
@@ -63,14 +42,14 @@ class Step:
 
     def __init__(self, compiler: str, layers: int) -> None:
         torch.manual_seed(0)
-        self.model = Model(layers)
+        self.model = decoder(layers)
         self.run = torch.compile(self.model, **COMPILERS[compiler])
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=True)
         self.tokens = torch.randint(0, WORDS, (BATCH, LENGTH))
 
     def __call__(self) -> float:
         self.optimizer.zero_grad()
-        loss = self.run(self.tokens)
+        loss = self.run(input_ids=self.tokens, labels=self.tokens).loss
         loss.backward()
         self.optimizer.step()
         return float(loss.detach())
