@@ -42,7 +42,7 @@ lint: setup
 	$(if $(CPP),$(BIN)/clang-format --dry-run -Werror $(CPP))
 
 # `make bench BENCH=--save` also writes benchmarks/results.
-QUESTIONS = linear attention models accuracy training citizens compiling cost architectures
+QUESTIONS = linear attention models accuracy training compiling cost architectures
 bench: setup
 	for question in $(QUESTIONS); do $(BIN)/python -m benchmarks $$question $(BENCH) || exit 1; done
 	$(BIN)/python -m benchmarks.decode $(BENCH)

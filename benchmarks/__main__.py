@@ -29,7 +29,6 @@ QUESTIONS = (
     "models",
     "accuracy",
     "training",
-    "citizens",
     "compiling",
     "cost",
     "architectures",
