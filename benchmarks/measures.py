@@ -6,7 +6,7 @@ import logging
 import re
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from statistics import median
 from typing import Any
@@ -73,13 +73,9 @@ def _run_hooked(model: nn.Module, inputs: Inputs, hooks: Sequence[Any]) -> Any:
 
 
 def reasons(report: Report) -> dict[str, int]:
-    """Returns why matmuls stayed float, without the names of single nodes and this machine's
+    """Counts why matmuls stayed float, without the names of single nodes and this machine's
     times."""
-    return merged(row.reason or "no reason" for row in report.rows if row.scheme == "float")
-
-
-def merged(found: Iterable[str]) -> dict[str, int]:
-    """Counts the reasons, ignoring details that are specific to a node."""
+    found = (row.reason or "no reason" for row in report.rows if row.scheme == "float")
     names = (re.sub(r"computed by \w+", "computed", reason) for reason in found)
     return dict(Counter(re.sub(r"int8 would be .*", "int8 would be slower", n) for n in names))
 

@@ -146,7 +146,8 @@ class Tables:
             own = self._cells(f, row)
             label = filled(self.row, row) or ""
             there = found.setdefault(label, {})
-            if taken := [c for c in own if there.get(c, own[c]) != own[c]]:
+            taken = [c for c in own if unmarked(there.get(c, own[c])) != unmarked(own[c])]
+            if taken:
                 places = "; ".join(f"{c}: {there[c]!r} and {own[c]!r}" for c in taken)
                 raise ValueError(f"{f.name}: two figures for {label!r} of {places}")
             there.update(own)
@@ -245,7 +246,7 @@ def written(age: Age) -> dict[Path, str]:
     return {
         PAGE: page(files, age),
         README: FIGURE.sub(lambda _: figure(files), readme),
-        survey_page.PAGE: survey_page.page(survey_page.read()),
+        survey_page.PAGE: survey_page.page(survey_page.read(), age),
     }
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 
 from benchmarks.common import RESULTS, ROOT, stored
+from benchmarks.results_age import Age, NoAge
 from benchmarks.zoo import FIRST, SECOND, TABLE
 
 Row = dict[str, Any]
@@ -45,13 +46,19 @@ def read(folder: Path = RESULTS) -> dict[str, list[Row]]:
     }
 
 
-def page(rows: dict[str, list[Row]]) -> str:
-    """Returns the text of docs/architectures.md."""
+def page(rows: dict[str, list[Row]], age: Age | None = None) -> str:
+    """Returns the text of docs/architectures.md, with marks of age if `age` is given."""
+
+    def commits(rows: list[Row]) -> str:
+        marked = {r["commit"][:12] + (age or NoAge()).mark(r, ("csrc/cpu/", "qfx/")) for r in rows}
+        return " and ".join(sorted(marked))
+
     static, dynamic = rows["static"], rows["dynamic"]
     environment = Environment(undefined=StrictUndefined, keep_trailing_newline=True)
     text = environment.from_string(TEMPLATE.read_text()).render(
         **{f"{sizes}_inner": _listed(rows[sizes], "inner") for sizes in rows},
-        **{f"{sizes}_commits": _listed(rows[sizes], "commit", 12) for sizes in rows},
+        static_commits=commits(static),
+        dynamic_commits=commits(dynamic),
         static=static,
         dynamic=dynamic,
         static_table=table([printed(row) for row in static]),
@@ -75,8 +82,8 @@ def page(rows: dict[str, list[Row]]) -> str:
     return text.rstrip("\n") + "\n"
 
 
-def _listed(rows: list[Row], key: str, length: int | None = None) -> str:
-    return " and ".join(sorted({row[key][:length] for row in rows}))
+def _listed(rows: list[Row], key: str) -> str:
+    return " and ".join(sorted({row[key] for row in rows}))
 
 
 def table(rows: Sequence[dict[str, str]]) -> str:

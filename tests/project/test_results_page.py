@@ -168,6 +168,16 @@ def test_the_page_says_where_it_cannot_tell(place: str, root: Path, tmp_path: Pa
     assert f"commit {HOST['commit'][:8]}{UNKNOWN}." in _page(tmp_path, age)
 
 
+def test_one_figure_of_rows_of_two_ages_is_no_contradiction(root: Path, tmp_path: Path) -> None:
+    """The float32 of a case is beside each instruction set."""
+    commits = [_commit(root, "csrc/cpu/gemm/gemm.h", text) for text in ("int a;", "int b;")]
+    figures = {"case": "64", "shape": "1x2", "float us": 9.0, "us": 3.0, "of float": 3.0}
+    isas = zip(("amx", "avx2"), commits, strict=True)
+    rows = [{**figures, "isa": isa, "commit": commit} for isa, commit in isas]
+    _save(tmp_path, AMD, rows, "attention")
+    assert f"| 3 us, 3.00x{OLD} | 3 us, 3.00x |" in _page(tmp_path, Age(root))
+
+
 def test_other_libraries_do_not_age(root: Path, tmp_path: Path) -> None:
     commit = _commit(root, "csrc/cpu/gemm/gemm.h", "int a;")
     _commit(root, "csrc/cpu/gemm/gemm.h", "int b;")
