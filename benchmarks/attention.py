@@ -11,18 +11,15 @@ import time
 from argparse import Namespace
 from collections.abc import Callable, Iterator
 from functools import partial
-from statistics import median
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchmarks.common import keep_memory
+from benchmarks.common import Candidate, interleaved, keep_memory
 from benchmarks.question import Question, Row, chosen
 from qfx import _C
-
-SECONDS = 4e-3  # of a sample
 
 
 class Shape(NamedTuple):
@@ -67,35 +64,20 @@ def forms(of: Shape) -> tuple[Callable[[], Tensor], Callable[[], Tensor]]:
     return partial(exact, q, k, v, mask), partial(torch.ops.qfx.int8_attention, q, k, v, *how)
 
 
-def sample(run: Callable[[], Tensor], isa: str) -> float:
-    clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
-    _C.set_isa(isa)
-    run()
-    run()
-    started, count = clock(), 0
-    while count == 0 or clock() - started < SECONDS:
-        run()
-        count += 1
-    return (clock() - started) / count
-
-
 def measure(name: str, rounds: int) -> list[Row]:
     """Returns a row for each instruction set."""
     exact, int8 = forms(CASES[name])
     isas = [isa for isa in _C.isas() if isa != "ref"]
-    ways = {"float32": partial(sample, exact, isas[0])}
-    ways |= {isa: partial(sample, int8, isa) for isa in isas}
-    found: dict[str, list[float]] = {way: [] for way in ways}
-    for _ in range(rounds):
-        for way, once in ways.items():
-            found[way].append(once())
-    seconds = {way: median(samples) for way, samples in found.items()}
-    in_float = seconds.pop("float32")
+    ways = {"float32": Candidate(exact)}
+    ways |= {isa: Candidate(int8, partial(_C.set_isa, isa)) for isa in isas}
+    clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
+    times = interleaved(ways, rounds, clock)
+    in_float = times.pop("float32").median
     return [
-        {"case": name, "shape": str(CASES[name]), "isa": way}
-        | {"float us": round(in_float * 1e6, 1), "us": round(s * 1e6, 1)}
-        | {"of float": round(in_float / s, 2)}
-        for way, s in seconds.items()
+        {"case": name, "shape": str(CASES[name]), "isa": isa}
+        | {"float us": round(in_float * 1e6, 1), "us": round(taken.median * 1e6, 1)}
+        | {"of float": round(in_float / taken.median, 2)}
+        for isa, taken in times.items()
     ]
 
 

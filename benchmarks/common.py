@@ -23,6 +23,7 @@ from qfx.io.atomic_write import write_text
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
+Clock = Callable[[], float]
 SAMPLE_SECONDS = 2e-3  # the shortest sample: far above the clock's and the call's own cost
 INT8_FLAGS = ("avx2", "avx_vnni", "avx512_vnni", "amx_int8", "asimddp", "i8mm", "sve")
 
@@ -61,14 +62,16 @@ def keep_memory() -> None:
         mallopt(m_trim_threshold, 2**30)
 
 
-def interleaved(candidates: Mapping[str, Candidate], rounds: int) -> dict[str, Timing]:
+def interleaved(
+    candidates: Mapping[str, Candidate], rounds: int, clock: Clock = time.perf_counter
+) -> dict[str, Timing]:
     """Times all candidates in turn, `rounds` times, so that a drift of the machine's speed affects
     them alike. A sample repeats a call until it lasts SAMPLE_SECONDS."""
     repeats = {name: _repeats(c) for name, c in candidates.items()}
     samples: dict[str, list[float]] = {name: [] for name in candidates}
     for _ in range(rounds):
         for name, candidate in candidates.items():
-            samples[name].append(_sample(candidate, repeats[name]))
+            samples[name].append(_sample(candidate, repeats[name], clock))
     return {name: Timing.of(s) for name, s in samples.items()}
 
 
@@ -77,13 +80,13 @@ def _repeats(candidate: Candidate) -> int:
     return max(1, round(SAMPLE_SECONDS / _sample(candidate, 1)))
 
 
-def _sample(candidate: Candidate, repeats: int) -> float:
+def _sample(candidate: Candidate, repeats: int, clock: Clock = time.perf_counter) -> float:
     candidate.prepare()
     candidate.run()  # after another candidate's turn: caches and branch predictors
-    start = time.perf_counter()
+    start = clock()
     for _ in range(repeats):
         candidate.run()
-    return (time.perf_counter() - start) / repeats
+    return (clock() - start) / repeats
 
 
 def compiled_apart(model: nn.Module, backend: Any) -> Callable[..., Any]:
