@@ -7,10 +7,9 @@ and optimizer states, as counted by the profiler.
 
 from __future__ import annotations
 
-import time
 from argparse import Namespace
 from collections.abc import Iterator
-from statistics import median
+from functools import partial
 from typing import Any
 
 import qfx._C as _C
@@ -18,14 +17,16 @@ import torch
 from torch import nn
 
 import qfx
+from benchmarks.common import Candidate, compiled_apart, interleaved
 from benchmarks.fresh import call
 from benchmarks.question import Question, Row
 
-LAYERS, BATCH, LENGTH, WORDS = 8, 8, 128, 8192
-COMPILERS: dict[str, dict[str, Any]] = {
-    "float32 Inductor": {},
-    "qfx": {"backend": qfx.backend},
-    "qfx, int8 backward": {"backend": qfx.backend, "options": {"backward": "int8"}},
+LAYERS, BATCH, LENGTH = 8, 8, 128
+SIZES: dict[str, Any] = {"vocab_size": 8192, "dropout": 0.0, "attention_dropout": 0.0}
+COMPILERS: dict[str, Any] = {
+    "float32 Inductor": "inductor",
+    "qfx": qfx.backend,
+    "qfx, int8 backward": partial(qfx.backend, options={"backward": "int8"}),
 }
 
 
@@ -33,8 +34,7 @@ def decoder(layers: int) -> nn.Module:
     """Returns OPT, random, with the width of opt-125m and a small vocabulary, without dropout."""
     from transformers import OPTConfig, OPTForCausalLM
 
-    off: dict[str, Any] = {"dropout": 0.0, "attention_dropout": 0.0}
-    return OPTForCausalLM(OPTConfig(vocab_size=WORDS, num_hidden_layers=layers, **off))
+    return OPTForCausalLM(OPTConfig(**{**SIZES, "num_hidden_layers": layers}))
 
 
 class Step:
@@ -43,9 +43,9 @@ class Step:
     def __init__(self, compiler: str, layers: int) -> None:
         torch.manual_seed(0)
         self.model = decoder(layers)
-        self.run = torch.compile(self.model, **COMPILERS[compiler])
+        self.run = compiled_apart(self.model, COMPILERS[compiler])
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=True)
-        self.tokens = torch.randint(0, WORDS, (BATCH, LENGTH))
+        self.tokens = torch.randint(0, SIZES["vocab_size"], (BATCH, LENGTH))
 
     def __call__(self) -> float:
         self.optimizer.zero_grad()
@@ -53,24 +53,6 @@ class Step:
         loss.backward()
         self.optimizer.step()
         return float(loss.detach())
-
-
-def times(rounds: int, layers: int) -> dict[str, Row]:
-    """Returns the median seconds of a step, measured in turn, and the loss after the same number of
-    steps."""
-    steps = {}
-    for name in COMPILERS:
-        steps[name] = Step(name, layers)
-        steps[name]()
-        torch._dynamo.reset_code_caches()
-    samples: dict[str, list[float]] = {name: [] for name in steps}
-    losses = {}
-    for _ in range(rounds):
-        for name, step in steps.items():
-            start = time.perf_counter()
-            losses[name] = step()
-            samples[name].append(time.perf_counter() - start)
-    return {n: {"step_s": median(s), "loss": losses[n]} for n, s in samples.items()}
 
 
 def memory(compiler: str, layers: int) -> float:
@@ -90,12 +72,15 @@ def memory(compiler: str, layers: int) -> float:
 
 
 def tables(options: Namespace) -> Iterator[list[Row]]:
-    found = times(options.rounds, options.layers)
-    base = found["float32 Inductor"]["step_s"]
+    """Yields medians, and the loss after the same number of steps."""
+    steps = {name: Step(name, options.layers) for name in COMPILERS}
+    times = interleaved({name: Candidate(step) for name, step in steps.items()}, options.rounds)
+    baseline, *_ = times.values()
     yield [
-        {"model": name, "isa": _C.isa(), **row}
-        | {"step_mb": call(memory, name, options.layers), "speed": round(base / row["step_s"], 3)}
-        for name, row in found.items()
+        {"model": name, "isa": _C.isa(), "step_s": time.median, "loss": steps[name]()}
+        | {"step_mb": call(memory, name, options.layers)}
+        | {"speed": round(baseline.median / time.median, 3)}
+        for name, time in times.items()
     ]
 
 
@@ -104,5 +89,5 @@ QUESTION = Question(
     tables,
     key=("model", "isa"),
     options={"layers": LAYERS},
-    rounds=7,
+    rounds=5,
 )

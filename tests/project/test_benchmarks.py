@@ -75,9 +75,9 @@ def test_what_a_question_saves_stands_on_the_page(
 ) -> None:
     """With the eager backend in place of Inductor, in one process."""
     monkeypatch.setattr(common, "RESULTS", tmp_path)
-    float_, int8 = {"backend": "eager"}, {"backend": qfx.backend, "options": {"inner": "eager"}}
-    monkeypatch.setattr(training, "COMPILERS", {"float32 Inductor": float_, "qfx": int8})
-    monkeypatch.setattr(training, "BATCH", 1)
+    int8 = partial(qfx.backend, options={"inner": "eager"})
+    monkeypatch.setattr(training, "COMPILERS", {"float32 Inductor": "eager", "qfx": int8})
+    monkeypatch.setattr(training, "SIZES", {**SIZES["opt"], "dropout": 0.0})
     monkeypatch.setattr(compiling, "BACKENDS", {"float32 Inductor": "eager"})
     monkeypatch.setattr(compiling, "TABLE", {compiling.MODEL: _Tiny()})
     for module in (training, compiling):
