@@ -25,7 +25,7 @@ from benchmarks.models import BASELINE, Way, below, measure, ways
 from benchmarks.peer import UnsupportedError, missing
 from benchmarks.peer_ctranslate2 import Steps
 from benchmarks.peers import PEERS
-from benchmarks.question import Question
+from benchmarks.question import Question, chosen
 from benchmarks.standing import ordinal, standings
 from benchmarks.subjects import SUBJECTS, TABLE, Subject
 from tests.conftest import on_threads
@@ -54,8 +54,7 @@ def test_options_have_the_types_of_their_defaults() -> None:
     found = parser.parse_args(["--sizes", "2,3", "--names", "a, b;c", "--fast", "--limit", "2"])
     assert (found.sizes, found.names, found.fast, found.limit) == ([2, 3], ["a, b", "c"], True, 2.0)
     with pytest.raises(SystemExit, match="d: not one of a, b"):
-        runner.question("models").tables(Namespace(candidates=[], models=["d"], rounds=1))
-        models.chosen(["a", "d"], {"a": 1, "b": 2})
+        chosen(["a", "d"], {"a": 1, "b": 2})
 
 
 # What is asked, at a tiny size.
@@ -124,26 +123,14 @@ def test_a_fresh_process_answers_or_says_why_not() -> None:
 # --- whole models ---
 
 # Weights deviate as is usual for 64 features: with smaller ones nobody would see an int8 error.
-BLOCK = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
-WEIGHTS = {"intermediate_size": 128, "initializer_range": 0.125}
+BLOCK = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 128}
+WEIGHTS = {**BLOCK, "intermediate_size": 128, "initializer_range": 0.125}
 SIZES: dict[str, dict[str, Any]] = {
-    "bert": {**BLOCK, **WEIGHTS, "vocab_size": 128},
-    "vit": {**BLOCK, **WEIGHTS, "patch_size": 16},
-    "opt": {
-        **BLOCK,
-        "vocab_size": 128,
-        "ffn_dim": 128,
-        "word_embed_proj_dim": 64,
-        "init_std": 0.125,
-    },
-    "minilm": {**BLOCK, **WEIGHTS, "vocab_size": 128},
-    "smollm2": {
-        **BLOCK,
-        "vocab_size": 128,
-        "intermediate_size": 128,
-        "num_key_value_heads": 1,
-        "initializer_range": 0.125,
-    },
+    "bert": WEIGHTS,
+    "minilm": WEIGHTS,
+    "vit": {**WEIGHTS, "patch_size": 16},
+    "opt": {**BLOCK, "ffn_dim": 128, "word_embed_proj_dim": 64, "init_std": 0.125},
+    "smollm2": {**WEIGHTS, "num_key_value_heads": 1},
 }
 OWN = [name for name in ways() if name not in PEERS]
 FIGURES = {"median_ms", "best_ms", "spread", "ratio", "prepare_cpu_s"}
@@ -162,8 +149,8 @@ def _without_inductor(name: str, way: Way) -> Way:
 @pytest.mark.parametrize("subject", SUBJECTS, ids=lambda s: s.name)
 def test_a_model_gives_a_row_for_each_candidate(subject: Subject) -> None:
     small, sizes = _tiny(subject)
-    chosen = {name: _without_inductor(name, ways()[name]) for name in OWN}
-    found = measure(small, chosen, rounds=1, sizes=sizes)
+    used = {name: _without_inductor(name, ways()[name]) for name in OWN}
+    found = measure(small, used, rounds=1, sizes=sizes)
     assert [row["candidate"] for row in found] == OWN
     for row in found:
         assert set(row) >= FIGURES, row
@@ -177,8 +164,8 @@ def test_float_and_qfx_are_compiled_apart() -> None:
     small, sizes = _tiny(SUBJECTS[0])
     int8 = partial(qfx.backend, options={"inner": "eager", "minimum_gain": 0})
     backends = {"float32 compiled": "aot_eager", "qfx": int8}
-    chosen = {name: Way(partial(models.compiled, how)) for name, how in backends.items()}
-    found = measure(small, {BASELINE: Way(models.eager), **chosen}, rounds=1, sizes=sizes)
+    used = {name: Way(partial(models.compiled, how)) for name, how in backends.items()}
+    found = measure(small, {BASELINE: Way(models.eager), **used}, rounds=1, sizes=sizes)
     assert found[1]["sqnr_db"] > 100 and 20 < found[2]["sqnr_db"] < 60
 
 
@@ -186,8 +173,8 @@ def test_float_and_qfx_are_compiled_apart() -> None:
 @pytest.mark.skipif(not LONG, reason="compiles C++, which the tests of export do too")
 def test_an_exported_model_is_int8() -> None:
     small, sizes = _tiny(SUBJECTS[0])
-    chosen = {name: ways()[name] for name in (BASELINE, "qfx exported")}
-    assert 20 < measure(small, chosen, rounds=1, sizes=sizes)[1]["sqnr_db"] < 60
+    used = {name: ways()[name] for name in (BASELINE, "qfx exported")}
+    assert 20 < measure(small, used, rounds=1, sizes=sizes)[1]["sqnr_db"] < 60
 
 
 def _fails(*_: Any) -> Any:
@@ -217,8 +204,8 @@ FAKES = {
 
 def test_a_peer_that_does_not_run_is_a_line_with_the_reason() -> None:
     small, sizes = _tiny(TABLE["opt-prefill-256"])
-    chosen = {BASELINE: ways()[BASELINE], **{name: way for name, (way, _) in FAKES.items()}}
-    found = measure(small, chosen, rounds=2, sizes=sizes)
+    used = {BASELINE: ways()[BASELINE], **{name: way for name, (way, _) in FAKES.items()}}
+    found = measure(small, used, rounds=2, sizes=sizes)
     assert {r["candidate"]: r.get("reason") for r in found[1:]} == {
         n: w for n, (_, w) in FAKES.items()
     }

@@ -82,13 +82,6 @@ def test_a_row_that_no_table_shows_is_an_error(tmp_path: Path) -> None:
         _page(tmp_path)
 
 
-def test_figures_of_the_gpu_are_no_part_of_it(tmp_path: Path) -> None:
-    _save(tmp_path, AMD, _rows(2.0))
-    page = _page(tmp_path)
-    (tmp_path / "nvidia-h100-80gb-hbm3-gpu.jsonl").write_text('{"part": "machine"}\n')
-    assert _page(tmp_path) == page
-
-
 def test_a_number_of_threads_has_columns_and_a_standing_of_its_own(tmp_path: Path) -> None:
     rows = [*_rows(3.0, 2.0), *_rows(3.0, 4.0, threads=2)]
     rows.append({**_row("llama.cpp Q8_0", 1.0), "reason": "It is for language models."})
