@@ -42,24 +42,10 @@ lint: setup
 	$(if $(CPP),$(BIN)/clang-format --dry-run -Werror $(CPP))
 
 # `make bench BENCH=--save` also writes benchmarks/results.
+QUESTIONS = linear attention models accuracy training compiling cost architectures
 bench: setup
-	$(BIN)/python -m benchmarks.linear $(BENCH)
-	$(BIN)/python -m benchmarks.binary $(BENCH)
-	$(BIN)/python -m benchmarks.memory $(BENCH)
-	$(BIN)/python -m benchmarks.cost $(BENCH)
-	$(BIN)/python -m benchmarks.symmetry $(BENCH)
-	$(BIN)/python -m benchmarks.rotation $(BENCH)
-	$(BIN)/python -m benchmarks.bmm $(BENCH)
-	$(BIN)/python -m benchmarks.attention $(BENCH)
-	$(BIN)/python -m benchmarks.overhead $(BENCH)
-	$(BIN)/python -m benchmarks.training $(BENCH)
-	$(BIN)/python -m benchmarks.lora $(BENCH)
-	$(BIN)/python -m benchmarks.citizens $(BENCH)
-	$(BIN)/python -m benchmarks.digits $(BENCH)
-	$(BIN)/python -m benchmarks.accuracy $(BENCH)
-	$(BIN)/python -m benchmarks.models $(BENCH)
+	for question in $(QUESTIONS); do $(BIN)/python -m benchmarks $$question $(BENCH) || exit 1; done
 	$(BIN)/python -m benchmarks.decode $(BENCH)
-	$(BIN)/python -m benchmarks.prepare $(BENCH)
 
 # The native tests under sanitizers of addresses and undefined behaviour, and their threads under
 # that of threads.

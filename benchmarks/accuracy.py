@@ -7,35 +7,31 @@ transcribed. MiniLM and all-mpnet-base-v2: 1 - cosine to the float embedding, an
 human judgement of texts and words. A vision transformer trained here on 8x8 digits: accuracy and
 negative log likelihood. Every linear is int8 whatever its speed, and attention if it gains.
 Divergence resolves smaller differences than perplexity, of which 0.5 % are noise at this size.
-    python -m benchmarks.accuracy --save                 all of it, into docs/results.md
-    python -m benchmarks.accuracy --models smollm,mpnet --settings plain
-    python -m benchmarks.accuracy --settings w8a8,w7a7   of benchmarks/settings.py
-    python -m benchmarks.accuracy --options '{"recipe": "smollm.json"}'    one more setting
+    python -m benchmarks accuracy --models smollm,mpnet --settings w8a8,w7a7
+    python -m benchmarks accuracy --more '{"recipe": "smollm.json"}'    options of one more setting
 Once: pip install -c constraints.txt gguf; the models and texts are 1.1 GB in the cache folder.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import time
+from argparse import Namespace
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import qfx._C as _C
 import torch
-from tabulate import tabulate
 from torch import fx
 
 import qfx
-from benchmarks import results_page
-from benchmarks.common import compiled_apart, machine, merge
+from benchmarks.common import compiled_apart
 from benchmarks.judged import Judged, images, language
 from benchmarks.judged_encoders import base, small
 from benchmarks.judged_speech import speech
-from benchmarks.models import names
-from benchmarks.settings import PLAIN, SETTINGS, Setting
+from benchmarks.question import Question, Row, chosen
+from benchmarks.settings import SETTINGS, Setting
 from qfx.cost.device_models import current_costs
 from qfx.graph.capture import clone
 from qfx.pipeline import Context, run_passes
@@ -51,8 +47,6 @@ JUDGED: dict[str, Callable[[], Judged]] = {
     "mpnet": base,
     "digits": images,
 }
-KEY = ("model", "setting", "isa")
-Row = dict[str, Any]
 
 
 def figures(judged: Judged, options: Mapping[str, Any]) -> Row:
@@ -70,7 +64,8 @@ def figures(judged: Judged, options: Mapping[str, Any]) -> Row:
         found = judged.judge([run(*inputs) for inputs in judged.inputs])
     torch._dynamo.reset()
     assert len(plans) == len(judged.inputs), f"{len(plans)} graphs, of {len(judged.inputs)} shapes"
-    return {**found, "schemes": _schemes(plans[0])}
+    schemes = Counter(str(entry.scheme or FLOAT) for entry in plans[0].entries)
+    return {**found, "schemes": ", ".join(f"{n} {scheme}" for scheme, n in schemes.most_common())}
 
 
 @torch.no_grad()
@@ -82,11 +77,6 @@ def calibrated(judged: Judged, setting: Setting) -> tuple[dict[str, Any], Row]:
     recipe = qfx.calibrate(judged.model, judged.batches, config, **how)
     torch._dynamo.reset()  # or the shapes of the batches would be remembered
     return {"recipe": recipe}, {"calibration s": round(time.process_time() - started, 1)}
-
-
-def _schemes(plan: Plan) -> str:
-    counts = Counter(str(entry.scheme or FLOAT) for entry in plan.entries)
-    return ", ".join(f"{count} {scheme}" for scheme, count in counts.most_common())
 
 
 def measure(name: str, settings: Mapping[str, Setting]) -> list[Row]:
@@ -101,39 +91,20 @@ def measure(name: str, settings: Mapping[str, Setting]) -> list[Row]:
         if setting.rounding:
             options, spent = calibrated(judged, setting)
         rows.append({"model": name, "setting": label, **figures(judged, options), **spent})
-        print(rows[-1], flush=True)
-    return rows
+    return [{**row, "isa": _C.isa()} for row in rows]
 
 
-def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--models", default=",".join(JUDGED))
-    parser.add_argument(
-        "--settings", default=",".join(SETTINGS), help="or plain: no calibrated one"
-    )
-    parser.add_argument(
-        "--options", action="append", default=[], help="JSON: options of one more setting"
-    )
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--save", action="store_true", help="write results and their page")
-    return parser.parse_args()
+def tables(options: Namespace) -> Iterator[list[Row]]:
+    settings = {name: SETTINGS[name] for name in chosen(options.settings, SETTINGS)}
+    if options.more:
+        settings[options.more] = Setting(json.loads(options.more))
+    for name in chosen(options.models, JUDGED):
+        yield measure(name, settings)
 
 
-def main() -> None:
-    options = arguments()
-    torch.set_num_threads(options.threads)
-    asked = PLAIN if options.settings == "plain" else names(options.settings, SETTINGS)
-    settings = {name: SETTINGS[name] for name in asked}
-    settings |= {text: Setting(json.loads(text)) for text in options.options}
-    host = machine()
-    for name in names(options.models, JUDGED):
-        rows = measure(name, settings)
-        print(tabulate(rows, headers="keys"), flush=True)
-        if options.save:
-            more = {"isa": _C.isa(), "commit": host["commit"], "threads": options.threads}
-            print(f"wrote {merge('accuracy', [{**row, **more} for row in rows], KEY)}")
-            results_page.write()
-
-
-if __name__ == "__main__":
-    main()
+QUESTION = Question(
+    "How exact are trained models in int8?",
+    tables,
+    key=("model", "setting", "isa"),
+    options={"models": list(JUDGED), "settings": list(SETTINGS), "more": ""},
+)

@@ -1,104 +1,96 @@
-"""int8_attention: time and error on every instruction set of this machine, against
-F.scaled_dot_product_attention in float32, and against another build of qfx.
+"""int8_attention on every instruction set of this machine, against F.scaled_dot_product_attention
+in float32.
 
 All take turns. With one thread the times are processor seconds, so that other processes matter
-less. Errors are those of the outputs of queries that see none of the enlarged keys.
-    python -m benchmarks.attention [--threads 1] [--only 512,MiniLM] [--beside CHECKOUT] [--save]
-    python -m benchmarks.attention --errors [--models] [--beside CHECKOUT] [--save]
-`--beside`: a checkout of this project with an extension of its own in its .venv.
+less.
 """
 
 from __future__ import annotations
 
-import argparse
 import time
-from collections.abc import Callable
+from argparse import Namespace
+from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
-from statistics import median
-from typing import Any
+from typing import NamedTuple
 
 import torch
-from tabulate import tabulate
+import torch.nn.functional as F
+from torch import Tensor
 
-from benchmarks.attention_cases import Case, Other, shapes
-from benchmarks.attention_errors import BESIDE, HERE, error_rows
-from benchmarks.common import keep_memory, machine, merge
+from benchmarks.common import Candidate, interleaved, keep_memory
+from benchmarks.question import Question, Row, chosen
 from qfx import _C
 
-SECONDS = 4e-3  # of a sample
-FLOAT = "float32"
-Row = dict[str, Any]
+
+class Shape(NamedTuple):
+    """The sizes of q [batch, heads, tokens, d], and of k and v with `of_keys` heads."""
+
+    batch: int
+    heads: int
+    of_keys: int
+    tokens: int
+    d: int
+    causal: bool = False
+    padded: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.batch}x{self.heads}/{self.of_keys}x{self.tokens}x{self.d}"
 
 
-def sample(run: Callable[[], Any], isa: str | None, clock: Callable[[], float]) -> float:
-    if isa is not None:
-        _C.set_isa(isa)
-    run()
-    run()
-    started, count = clock(), 0
-    while count == 0 or clock() - started < SECONDS:
-        run()
-        count += 1
-    return (clock() - started) / count
+CASES = {
+    **{str(n): Shape(1, 12, 12, n, 64) for n in (64, 128, 256, 512, 1024)},
+    **{str(n): Shape(1, 4, 4, n, 64) for n in (2048, 4096)},
+    "MiniLM": Shape(8, 12, 12, 128, 32, padded=True),
+    "ViT": Shape(1, 12, 12, 197, 64),
+    "Whisper": Shape(1, 8, 8, 1500, 64),
+    "SmolLM2": Shape(1, 9, 3, 512, 64, causal=True),
+    "Llama": Shape(1, 32, 8, 512, 128, causal=True),
+}
 
 
-def times(case: Case, other: Other | None, rounds: int) -> list[Row]:
-    clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
+def forms(of: Shape) -> tuple[Callable[[], Tensor], Callable[[], Tensor]]:
+    """Returns attention in float32 and in int8. Heads are slices of a token's features, as in
+    models; padded sequences have half to all of the tokens."""
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (
+        torch.randn(of.batch, of.tokens, heads, of.d, generator=generator).transpose(1, 2)
+        for heads in (of.heads, of.of_keys, of.of_keys)
+    )
+    lengths = torch.linspace(of.tokens // 2, of.tokens, of.batch).long()
+    padding = (torch.arange(of.tokens) < lengths[:, None])[:, None, None]
+    mask = padding if of.padded else None
+    how = (mask, of.d**-0.5, of.causal, torch.float32)
+    exact = partial(F.scaled_dot_product_attention, is_causal=of.causal, enable_gqa=True)
+    return partial(exact, q, k, v, mask), partial(torch.ops.qfx.int8_attention, q, k, v, *how)
+
+
+def measure(name: str, rounds: int) -> list[Row]:
+    """Returns a row for each instruction set."""
+    exact, int8 = forms(CASES[name])
     isas = [isa for isa in _C.isas() if isa != "ref"]
-    ways: dict[tuple[str, str], Callable[[], float]] = {
-        ("", FLOAT): lambda: sample(case.in_float, None, clock),
-        **{(isa, HERE): partial(sample, case.in_int8, isa, clock) for isa in isas},
-    }
-    if other is not None:
-        other.load(case)
-        ways |= {(isa, BESIDE): lambda i=isa: other.run(i, SECONDS)[0] for isa in isas}  # type: ignore[misc]
-    found: dict[tuple[str, str], list[float]] = {way: [] for way in ways}
-    for _ in range(rounds):
-        for way, run in ways.items():
-            found[way].append(run())
-    middle = {way: median(seconds) for way, seconds in found.items()}
-    in_float = middle["", FLOAT]
-    rows = []
-    for isa in isas:
-        row = {"case": case.name, "shape": case.shape, "isa": isa}
-        row |= {"float us": round(in_float * 1e6, 1), "us": round(middle[isa, HERE] * 1e6, 1)}
-        row["of float"] = round(in_float / middle[isa, HERE], 2)
-        if other is not None:
-            row["of the other"] = round(middle[isa, BESIDE] / middle[isa, HERE], 2)
-        rows.append(row)
-    return rows
+    ways = {"float32": Candidate(exact)}
+    ways |= {isa: Candidate(int8, partial(_C.set_isa, isa)) for isa in isas}
+    clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
+    times = interleaved(ways, rounds, clock)
+    in_float = times.pop("float32").median
+    return [
+        {"case": name, "shape": str(CASES[name]), "isa": isa}
+        | {"float us": round(in_float * 1e6, 1), "us": round(taken.median * 1e6, 1)}
+        | {"of float": round(in_float / taken.median, 2)}
+        for isa, taken in times.items()
+    ]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--only", default="", help="names of cases")
-    parser.add_argument("--beside", type=Path, help="another checkout, with a build of its own")
-    parser.add_argument("--errors", action="store_true", help="in decibels, not times")
-    parser.add_argument("--models", action="store_true", help="of trained models too")
-    parser.add_argument("--save", action="store_true", help="write benchmarks/results")
-    options = parser.parse_args()
+@torch.inference_mode()
+def tables(options: Namespace) -> Iterator[list[Row]]:
     keep_memory()
-    torch.manual_seed(0)
-    torch.set_num_threads(options.threads)
-    other = Other(options.beside.resolve(), options.threads) if options.beside else None
-    names = [name for name in options.only.split(",") if name]
-    with torch.inference_mode():
-        if options.errors:
-            rows = error_rows(other, options.models)
-        else:
-            cases = (c for c in shapes() if not names or c.name in names)
-            rows = [row for c in cases for row in times(c, other, options.rounds)]
-            rows = [{**r, "threads": options.threads} for r in rows]
-    print(machine())
-    print(tabulate(rows, headers="keys"))
-    if options.save:
-        what = "attention-errors" if options.errors else "attention"
-        key = ("case",) if options.errors else ("case", "isa", "threads")
-        print(f"wrote {merge(what, rows, key)}")
+    for name in chosen(options.cases, CASES):
+        yield measure(name, options.rounds)
 
 
-if __name__ == "__main__":
-    main()
+QUESTION = Question(
+    "How fast is int8 attention, compared with float32?",
+    tables,
+    key=("case", "isa"),
+    options={"cases": list(CASES)},
+)

@@ -23,6 +23,7 @@ from qfx.io.atomic_write import write_text
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
+Clock = Callable[[], float]
 SAMPLE_SECONDS = 2e-3  # the shortest sample: far above the clock's and the call's own cost
 INT8_FLAGS = ("avx2", "avx_vnni", "avx512_vnni", "amx_int8", "asimddp", "i8mm", "sve")
 
@@ -61,14 +62,16 @@ def keep_memory() -> None:
         mallopt(m_trim_threshold, 2**30)
 
 
-def interleaved(candidates: Mapping[str, Candidate], rounds: int) -> dict[str, Timing]:
+def interleaved(
+    candidates: Mapping[str, Candidate], rounds: int, clock: Clock = time.perf_counter
+) -> dict[str, Timing]:
     """Times all candidates in turn, `rounds` times, so that a drift of the machine's speed affects
     them alike. A sample repeats a call until it lasts SAMPLE_SECONDS."""
     repeats = {name: _repeats(c) for name, c in candidates.items()}
     samples: dict[str, list[float]] = {name: [] for name in candidates}
     for _ in range(rounds):
         for name, candidate in candidates.items():
-            samples[name].append(_sample(candidate, repeats[name]))
+            samples[name].append(_sample(candidate, repeats[name], clock))
     return {name: Timing.of(s) for name, s in samples.items()}
 
 
@@ -77,13 +80,13 @@ def _repeats(candidate: Candidate) -> int:
     return max(1, round(SAMPLE_SECONDS / _sample(candidate, 1)))
 
 
-def _sample(candidate: Candidate, repeats: int) -> float:
+def _sample(candidate: Candidate, repeats: int, clock: Clock = time.perf_counter) -> float:
     candidate.prepare()
     candidate.run()  # after another candidate's turn: caches and branch predictors
-    start = time.perf_counter()
+    start = clock()
     for _ in range(repeats):
         candidate.run()
-    return (time.perf_counter() - start) / repeats
+    return (clock() - start) / repeats
 
 
 def compiled_apart(model: nn.Module, backend: Any) -> Callable[..., Any]:
@@ -148,6 +151,14 @@ def result_path(benchmark: str) -> Path:
     return RESULTS / f"{slug(machine())}-{benchmark}.json"
 
 
+def stored(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Returns the machine of a saved file, and its rows. A row without a number of threads, a
+    commit, or a word on uncommitted changes gets those of the machine."""
+    host, rows = (json.loads(path.read_text())[key] for key in ("machine", "rows"))
+    origin = {key: host.get(key) for key in ("threads", "commit", "uncommitted_changes")}
+    return host, [{**origin, **row} for row in rows]
+
+
 def merge(benchmark: str, rows: list[dict[str, Any]], key: Sequence[str]) -> Path:
     """Saves `rows` together with those saved before, except those that agree with a new row on
     `key`. A row with a `reason` instead of figures replaces no row with figures. The file's machine
@@ -157,7 +168,7 @@ def merge(benchmark: str, rows: list[dict[str, Any]], key: Sequence[str]) -> Pat
         return [[row.get(k) for k in key] for row in of]
 
     path = result_path(benchmark)
-    before = json.loads(path.read_text())["rows"] if path.exists() else []
+    before = stored(path)[1] if path.exists() else []
     measured = keys([row for row in before if "reason" not in row])
     new = [
         r for r, k in zip(rows, keys(rows), strict=True) if "reason" not in r or k not in measured

@@ -6,15 +6,14 @@ families in qfx/cost/defaults. They are used if a machine has had no time to mea
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
-import subprocess
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
+from benchmarks.fresh import call
 from qfx import _C
 from qfx.cost.default_tables import FOLDER
 from qfx.cost.kernels import tune_kernels
@@ -59,23 +58,14 @@ def write(isa: str) -> None:
     path = FOLDER / f"{isa}.json"
     path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps(found, separators=(",", ":")) + "\n")
-    print(isa, path.stat().st_size, "bytes")
 
 
-def main() -> None:
+def main(isas: Sequence[str]) -> None:
     """Writes one file for each instruction set, in a process whose float libraries are limited to
     the instructions of a processor of that family."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("isas", nargs="*", default=[isa for isa in _C.isas() if isa != "ref"])
-    parser.add_argument("--here", action="store_true", help="in this process")
-    arguments = parser.parse_args()
-    for isa in arguments.isas:
-        if arguments.here:
-            write(isa)
-            continue
-        command = [sys.executable, "-m", "benchmarks.default_tables", isa, "--here"]
-        subprocess.run(command, env={**os.environ, **LIBRARIES.get(isa, {})}, check=True)
+    for isa in isas:
+        call(write, isa, environment=LIBRARIES.get(isa, {}))
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:] or [isa for isa in _C.isas() if isa != "ref"])

@@ -1,4 +1,4 @@
-"""Runs a benchmark in a fresh process whose last line is JSON; a failure becomes a sentence."""
+"""Functions and modules that run in a fresh process; a failure becomes a sentence."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from importlib import import_module
 from typing import Any
+
+import torch
 
 from benchmarks.common import ROOT
 
@@ -17,20 +20,47 @@ class FailedError(Exception):
     """Raised if the process ended in an error. The message is its last line, or the signal."""
 
 
+def call(
+    function: Callable[..., Any],
+    *arguments: Any,
+    environment: Mapping[str, str] | None = None,
+    limit_s: float | None = None,
+) -> Any:
+    """Calls a module's function in a fresh process, with as many threads as this one has. Arguments
+    and result pass as JSON. Raises FailedError, also after `limit_s` seconds."""
+    spec = sys.modules[function.__module__].__spec__  # that of a program has its name
+    assert spec is not None
+    given = (spec.name, function.__name__, json.dumps(arguments), str(torch.get_num_threads()))
+    return in_a_process("benchmarks.fresh", *given, environment=environment, limit_s=limit_s)
+
+
 def in_a_process(
-    module: str, *arguments: str, environment: Mapping[str, str] | None = None
-) -> dict[str, Any]:
+    module: str,
+    *arguments: str,
+    environment: Mapping[str, str] | None = None,
+    limit_s: float | None = None,
+) -> Any:
     """Runs a module and returns the JSON of its last line. `environment`: variables in addition to
     those of this process."""
-    done = subprocess.run(
-        [sys.executable, "-m", module, *arguments],
-        cwd=ROOT,
-        env={**os.environ, "HF_HUB_OFFLINE": "1", **(environment or {})},
-        capture_output=True,
-        text=True,
-    )
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", module, *arguments],
+            cwd=ROOT,
+            env={**os.environ, "HF_HUB_OFFLINE": "1", **(environment or {})},
+            capture_output=True,
+            text=True,
+            timeout=limit_s,
+        )
+    except subprocess.TimeoutExpired:
+        raise FailedError(f"stopped after {limit_s:.0f} s") from None
     if done.returncode < 0:
         raise FailedError(f"ended by {signal.Signals(-done.returncode).name}")
     if done.returncode:
         raise FailedError(["", *done.stderr.strip().splitlines()][-1])
-    return json.loads(done.stdout.splitlines()[-1])  # type: ignore[no-any-return]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+if __name__ == "__main__":
+    where, name, given, threads = sys.argv[1:]
+    torch.set_num_threads(int(threads))
+    print(json.dumps(getattr(import_module(where), name)(*json.loads(given))))

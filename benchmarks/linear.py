@@ -1,44 +1,62 @@
-"""One linear layer: qfx's int8 on every ISA of this machine, compared with F.linear in float32;
-also in 7 bits if there are kernels for it.
+"""One linear layer in int8 and with fewer bits on every instruction set of this machine, compared
+with F.linear in float32.
 
-All run in one process, in turn. The int8 product is first checked to be exact.
-    python -m benchmarks.linear [--threads 1] [--shapes 16x768x3072,...] [--save]
+All take turns in one process. With `--cold MB`, weights of each kind fill that memory and are used
+one after the other, so that no cache holds them when they are used again, as when a model decodes;
+the memory rate is then compared with the one at which torch sums the same bytes.
+    python -m benchmarks linear --shapes 1x2048x2048 --kinds 'int8;4 bits, 64' --cold 1000
 """
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from itertools import product
-from typing import Any
+from argparse import Namespace
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import cycle, product
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from tabulate import tabulate
 from torch import Tensor
 
-from benchmarks.common import Candidate, Timing, interleaved, keep_memory, machine, save
+from benchmarks.bandwidth import read_rate
+from benchmarks.common import Candidate, Timing, interleaved, keep_memory
+from benchmarks.question import Question, Row, chosen
 from qfx import _C
-from qfx.ops.code import Code
-from qfx.ops.layout import Layout
+from qfx.ops.code import code_of
+from qfx.ops.layout import layout_of
+from qfx.ops.packing import Packing
+from qfx.values.scheme import QSpec
+from qfx.weights.cache import pack
 
-TOKENS = (1, 4, 16, 128, 512)
-WEIGHTS = (  # K x N
-    (768, 768),
-    (768, 3072),
-    (3072, 768),
-    (2048, 2048),
-    (4096, 4096),
-    (4096, 11008),
-)
-LARGEST_FOR_REF = 2**24  # multiply-adds: the scalar reference is for small shapes
-FLOAT = "float32"
 OPS = torch.ops.qfx
+FLOAT, INT8, SEVEN, BINARY = "float32", "int8", "7-bit", "1-bit"
+LARGEST_FOR_REF = 2**24  # multiply-adds: the scalar reference is for small shapes
+SIZES = ((768, 768), (768, 3072), (3072, 768), (2048, 2048), (4096, 4096), (4096, 11008))  # K, N
+SHAPES = [f"{m}x{k}x{n}" for (k, n), m in product(SIZES, (1, 4, 16, 128, 512))]
+ASYMMETRIC = QSpec(symmetric=False)
 
 
-@dataclass(frozen=True)
-class Shape:
+class Kind(NamedTuple):
+    """The quantization of weights and activations, and the rotation of both."""
+
+    w: QSpec = QSpec()
+    x: QSpec = ASYMMETRIC
+    rotation: int = 0
+
+
+KINDS = {
+    INT8: Kind(),
+    SEVEN: Kind(QSpec(7), QSpec(7, symmetric=False)),
+    "rotated": Kind(rotation=64),
+    "groups 64": Kind(QSpec(group=64), QSpec(group=64), 64),
+    "5 bits, 64": Kind(QSpec(5, symmetric=False, group=64, packed=True), QSpec(), 64),
+    "4 bits, 64": Kind(QSpec(4, symmetric=False, group=64, packed=True), QSpec(), 64),
+    BINARY: Kind(),
+}
+
+
+class Shape(NamedTuple):
     """The sizes of y [m, n] = x [m, k] @ w [n, k].T."""
 
     m: int
@@ -53,154 +71,97 @@ class Shape:
     def macs(self) -> int:
         return self.m * self.k * self.n
 
-    def __str__(self) -> str:
-        return f"{self.m}x{self.k}x{self.n}"
 
-
-@dataclass(frozen=True)
-class Case:
-    """The tensors of one shape, in float32 and quantized to weights of `bits`."""
-
-    x_mk: Tensor
-    w_nk: Tensor
-    bias_n: Tensor
-    bits: int
-    w_codes_nk: Tensor
-    packed: Tensor
-
-    @property
-    def code(self) -> list[int]:
-        """The quantization of activations."""
-        return list(Code(self.bits, symmetric=0))
-
-    def float32(self) -> Tensor:
-        return F.linear(self.x_mk, self.w_nk, self.bias_n)
-
-    def int8(self) -> Tensor:
-        given = (self.packed, list(Layout(len(self.bias_n))), self.bias_n, self.code)
-        return OPS.linear_dynamic(self.x_mk, *given, "none", torch.float32)  # type: ignore
-
-
-@dataclass(frozen=True)
-class Kernel:
-    """An instruction set, and the bits of activations and weights."""
-
-    isa: str
-    bits: int
-
-    def __str__(self) -> str:
-        return self.isa if self.bits == 8 else f"{self.isa} {self.bits}-bit"
-
-    def prepare(self) -> None:
-        _C.set_isa(self.isa)
-
-    def multiply(self) -> int:
-        """Runs the multiply instructions alone and returns the number of multiply-adds. The ceiling
-        is that of 8 bits for all: the gain of fewer bits shows as more than 100 %."""
-        return _C.multiply(100_000)
-
-
-def kernels() -> list[Kernel]:
-    """Returns the kernels; fewer bits only if they have kernels of their own."""
-    found = []
-    for isa in _C.isas():
-        _C.set_isa(isa)
-        own = _C.kernel_for(128, 7, 7) != _C.kernel_for(128)
-        found += [Kernel(isa, bits) for bits in ((8, 7) if own else (8,))]
-    return found
-
-
-def make_case(shape: Shape, bits: int = 8) -> Case:
+def call(kind: str, shape: Shape, cold_mb: int) -> tuple[Callable[[], Tensor], int]:
+    """Returns a function that runs a kind of linear, and the bytes of a weight."""
     generator = torch.Generator().manual_seed(0)
     x_mk, w_nk, bias_n = (
         torch.randn(size, generator=generator)
         for size in ((shape.m, shape.k), (shape.n, shape.k), (shape.n,))
     )
-    w_codes_nk, w_scale_n1, _ = OPS.quantize(w_nk, list(Code(bits)))
-    packed = OPS.pack_weight(w_codes_nk, w_scale_n1)
-    return Case(x_mk, w_nk, bias_n, bits, w_codes_nk, packed)
+    how: tuple[Any, ...] = ("none", torch.float32)
+    if kind == FLOAT:
+        weight, run, how = w_nk, F.linear, (bias_n,)
+    elif kind == BINARY:
+        weight, run = OPS.binary_pack(w_nk), OPS.binary_linear
+        how = (w_nk.abs().mean(1), bias_n, *how)
+    else:
+        w, x, rotation = KINDS[kind]
+        weight, run = pack(w_nk, (), Packing(w, rotation=rotation)).weight, OPS.linear_dynamic
+        how = (layout_of(w, 0, shape.n), bias_n, code_of(x, rotation), *how)
+    copies = max(0, (cold_mb << 20) // weight.nbytes - 1)
+    turn = cycle([weight, *(weight.clone() for _ in range(copies))])
+    return lambda: run(x_mk, next(turn), *how), weight.nbytes
 
 
-def check_exact(case: Case, shape: Shape, isa: str) -> None:
-    """Checks int8_mm on `isa` against a float64 matmul of the integers, which is exact below
-    2^53."""
-    _C.set_isa(isa)
-    q_mk, _, zero_m1 = OPS.quantize(case.x_mk, case.code)
-    found = OPS.int8_mm(q_mk, zero_m1, case.packed, shape.n)
-    expected = (q_mk.double() - zero_m1.double()) @ case.w_codes_nk.double().t()
-    wrong = int((found.double() != expected).sum())
-    if wrong:
-        raise AssertionError(f"{shape} on {isa}: {wrong} of {found.numel()} products are wrong")
+def kernels(kinds: list[str], shape: Shape) -> Iterator[tuple[str, str]]:
+    """Yields instruction sets and kinds; 7 bits only if they have kernels of their own."""
+    for isa in _C.isas():
+        _C.set_isa(isa)
+        own = _C.kernel_for(128, 7, 7) != _C.kernel_for(128)
+        for kind in kinds if isa != "ref" or shape.macs <= LARGEST_FOR_REF else ():
+            if (kind != SEVEN or own) and (kind != BINARY or isa != "ref"):
+                yield isa, kind
 
 
-def measure(shape: Shape, rounds: int) -> list[dict[str, Any]]:
+def measure(text: str, kinds: list[str], rounds: int, cold_mb: int) -> list[Row]:
     """Returns one row for float32 and one for each kernel."""
-    used = [k for k in kernels() if k.isa != "ref" or shape.macs <= LARGEST_FOR_REF]
-    cases = {bits: make_case(shape, bits) for bits in {k.bits for k in used}}
-    candidates = {FLOAT: Candidate(cases[8].float32)}
-    for kernel in used:
-        case = cases[kernel.bits]
-        check_exact(case, shape, kernel.isa)
-        candidates[str(kernel)] = Candidate(case.int8, kernel.prepare)
-        candidates[f"{kernel} peak"] = Candidate(kernel.multiply, kernel.prepare)
+    shape = Shape.parse(text)
+    calls = {kind: call(kind, shape, cold_mb) for kind in (FLOAT, *kinds)}
+    used = list(kernels(kinds, shape))
+    candidates = {FLOAT: Candidate(calls[FLOAT][0])}
+    for isa, kind in used:
+        prepare = partial(_C.set_isa, isa)
+        candidates[_name(isa, kind)] = Candidate(calls[kind][0], prepare)
+        candidates[f"{isa} peak"] = Candidate(partial(_C.multiply, 100_000), prepare)
     times = interleaved(candidates, rounds)
-    rows = [as_row(shape, name, times[name], times[FLOAT]) for name in (FLOAT, *map(str, used))]
-    for row, kernel in zip(rows[1:], used, strict=True):
-        kernel.prepare()
-        peak = kernel.multiply() / times[f"{kernel} peak"].best / 1e9 * torch.get_num_threads()
-        row["percent_of_peak"] = round(100 * row["gmacs"] / peak) if peak else None
+    more = {"cold_mb": cold_mb} if cold_mb else {}
+    rows = [{**more, **as_row(text, FLOAT, times[FLOAT], times[FLOAT])}]
+    for isa, kind in used:
+        row = {**more, **as_row(text, _name(isa, kind), times[_name(isa, kind)], times[FLOAT])}
+        if cold_mb:
+            row["gb_s"] = round(calls[kind][1] / times[_name(isa, kind)].median / 1e9, 1)
+            row["percent_of_read"] = round(100 * row["gb_s"] / read_rate(cold_mb))
+        else:
+            row["percent_of_peak"] = percent_of_peak(isa, row["gmacs"], times[f"{isa} peak"])
+        rows.append(row)
     return rows
 
 
-def as_row(shape: Shape, isa: str, time: Timing, baseline: Timing) -> dict[str, Any]:
+def _name(isa: str, kind: str) -> str:
+    return isa if kind == INT8 else f"{isa} {kind}"
+
+
+def percent_of_peak(isa: str, gmacs: float, alone: Timing) -> int | None:
+    """Returns the speed relative to that of the multiply instructions alone, of 8 bits for all: the
+    gain of fewer bits shows as more than 100 %."""
+    _C.set_isa(isa)
+    peak = _C.multiply(100_000) / alone.best / 1e9 * torch.get_num_threads()
+    return round(100 * gmacs / peak) if peak else None
+
+
+def as_row(shape: str, isa: str, time: Timing, baseline: Timing) -> Row:
     return {
-        "shape": str(shape),
+        "shape": shape,
         "isa": isa,
         "median_us": round(time.median * 1e6, 2),
         "best_us": round(time.best * 1e6, 2),
-        "gmacs": round(shape.macs / time.median / 1e9, 2),
+        "gmacs": round(Shape.parse(shape).macs / time.median / 1e9, 2),
         "speedup": round(baseline.median / time.median, 3),
     }
 
 
-def arguments(description: str, default: Sequence[Shape]) -> argparse.Namespace:
-    return parser_of(description, default).parse_args()
-
-
-def parser_of(description: str, default: Sequence[Shape]) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=description.split("\n")[0])
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument(
-        "--shapes", type=lambda s: [Shape.parse(v) for v in s.split(",")], default=default
-    )
-    parser.add_argument("--save", action="store_true", help="write benchmarks/results")
-    return parser
-
-
-def run(
-    name: str,
-    description: str,
-    default: Sequence[Shape],
-    measure: Callable[[Shape, int], list[dict[str, Any]]],
-) -> None:
-    """Runs a benchmark of shapes as a command: prints or saves the rows of `measure`(shape,
-    rounds)."""
-    options = arguments(description, default)
+@torch.inference_mode()
+def tables(options: Namespace) -> Iterator[list[Row]]:
     keep_memory()
-    torch.set_num_threads(options.threads)
-    rows: list[dict[str, Any]] = []
-    with torch.inference_mode():
-        for shape in options.shapes:
-            rows += measure(shape, options.rounds)
-    rows = [{**row, "threads": options.threads} for row in rows]
-    print(machine())
-    print(tabulate(rows, headers="keys"))
-    if options.save:
-        threads = "" if options.threads == 1 else f"-{options.threads}-threads"
-        print(f"wrote {save(name + threads, rows)}")
+    kinds: list[Any] = chosen(options.kinds, KINDS)
+    for shape in options.shapes:
+        yield measure(shape, kinds, options.rounds, options.cold)
 
 
-if __name__ == "__main__":
-    SHAPES = [Shape(m, k, n) for (k, n), m in product(WEIGHTS, TOKENS)]
-    run("linear", __doc__, SHAPES, measure)
+QUESTION = Question(
+    "How fast is a linear in int8 and fewer bits, compared with float32?",
+    tables,
+    key=("shape", "isa", "cold_mb"),
+    options={"shapes": SHAPES, "kinds": [INT8, SEVEN], "cold": 0},
+)

@@ -6,7 +6,7 @@ import logging
 import re
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from statistics import median
 from typing import Any
@@ -16,13 +16,12 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 import qfx
-from benchmarks.zoo_kinds import Inputs
+from benchmarks.zoo import Inputs
 from qfx.match.matching import match
 from qfx.ops.single_tensors import sqnr
 from qfx.plan.plan import Plan
 from qfx.report.report import Report
 
-SQNR_BAR, COSINE_BAR = 25.0, 0.99
 NOISE_DRAWS = 5
 MATMULS = {f"aten::{name}" for name in ("mm", "addmm", "bmm", "baddbmm", "addbmm", "mv", "dot")}
 MATMULS |= {"aten::convolution", "aten::_grouped_mm", "mkldnn::_linear_pointwise"}
@@ -74,13 +73,9 @@ def _run_hooked(model: nn.Module, inputs: Inputs, hooks: Sequence[Any]) -> Any:
 
 
 def reasons(report: Report) -> dict[str, int]:
-    """Returns why matmuls stayed float, without the names of single nodes and this machine's
+    """Counts why matmuls stayed float, without the names of single nodes and this machine's
     times."""
-    return merged(row.reason or "no reason" for row in report.rows if row.scheme == "float")
-
-
-def merged(found: Iterable[str]) -> dict[str, int]:
-    """Counts the reasons, ignoring details that are specific to a node."""
+    found = (row.reason or "no reason" for row in report.rows if row.scheme == "float")
     names = (re.sub(r"computed by \w+", "computed", reason) for reason in found)
     return dict(Counter(re.sub(r"int8 would be .*", "int8 would be slower", n) for n in names))
 
@@ -201,10 +196,10 @@ def main_output(outputs: Any) -> Tensor:
     return next(v for v in outputs.values() if isinstance(v, Tensor))
 
 
-def compiled(model: nn.Module, inner: str, dynamic: bool | None = None) -> Any:
+def compiled(model: nn.Module, inner: str) -> Any:
     torch._dynamo.reset()
     options: dict[str, Any] = {"minimum_gain": 0, "inner": inner}
-    return torch.compile(model, backend="qfx", dynamic=dynamic, options=options)
+    return torch.compile(model, backend="qfx", options=options)
 
 
 @contextmanager

@@ -3,47 +3,33 @@
 All candidates of a model are timed in turns in one process. A peer that is missing, that cannot
 take the model or that fails is a row with the reason. CPU seconds to prepare start from an empty
 Inductor cache, while files converted for other programs are kept from earlier runs; one-time costs
-of a process are counted for its first candidate (`python -m benchmarks.prepare` gives each its own
-process).
-    python -m benchmarks.models [--models bert-1x128,...] [--threads 1] [--rounds 7] [--save]
+of a process are counted for its first candidate (`python -m benchmarks compiling` gives each its
+own process).
 The peers: pip install -c constraints.txt --no-build-isolation -e '.[peers]'
 """
 
 from __future__ import annotations
 
-import argparse
 import tempfile
-import warnings
-from collections.abc import Mapping
+from argparse import Namespace
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import qfx._C as _C
 import torch
-from tabulate import tabulate
 from torch import nn
 from torch._inductor.utils import fresh_cache
 
 import qfx
-from benchmarks.common import (
-    Candidate,
-    Timing,
-    compiled_apart,
-    cpu_seconds,
-    interleaved,
-    machine,
-    merge,
-)
+from benchmarks.common import Candidate, Timing, compiled_apart, cpu_seconds, interleaved
 from benchmarks.peer import Answers, Prepare, Run, UnsupportedError, missing
 from benchmarks.peers import PEERS
-from benchmarks.standing import standings
+from benchmarks.question import Question, Row, chosen
+from benchmarks.standing import BASELINE, standings
 from benchmarks.subjects import TABLE, Inputs, Outputs, Sizes, Subject
 from qfx.ops.single_tensors import sqnr
-
-BASELINE = "float32 eager"
-KEY = ("model", "candidate", "threads")
-Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -130,16 +116,15 @@ def prepared(way: Way, model: nn.Module, inputs: Inputs) -> Prepared | str:
 
 
 def measure(
-    subject: Subject, chosen: Mapping[str, Way], rounds: int, sizes: Sizes | None = None
+    subject: Subject, used: Mapping[str, Way], rounds: int, sizes: Sizes | None = None
 ) -> list[Row]:
-    """Returns one row for each of `chosen`, the baseline among them, in its order."""
+    """Returns one row for each of `used`, the baseline among them, in its order."""
     model, inputs = subject.build(sizes)
     best_isa = _C.isa()
     with torch.no_grad():
-        found = {name: prepared(way, model, inputs) for name, way in chosen.items()}
+        found = {name: prepared(way, model, inputs) for name, way in used.items()}
         ready = {name: p for name, p in found.items() if isinstance(p, Prepared)}
-        failed = {name: why for name, why in found.items() if isinstance(why, str)}
-        runs = {name: Candidate(p.run, chosen[name].set_isa) for name, p in ready.items()}
+        runs = {name: Candidate(p.run, used[name].set_isa) for name, p in ready.items()}
         times = interleaved(runs, rounds)
     _C.set_isa(best_isa)
     return [
@@ -147,10 +132,10 @@ def measure(
             "model": subject.name,
             "candidate": name,
             "threads": torch.get_num_threads(),
-            "isa": way.isa,
-            **({"reason": failed[name]} if name in failed else figures(name, ready, times)),
+            "isa": used[name].isa,
+            **({"reason": f} if isinstance(f, str) else figures(name, ready, times)),
         }
-        for name, way in chosen.items()
+        for name, f in found.items()
     ]
 
 
@@ -174,59 +159,25 @@ def figures(name: str, ready: Mapping[str, Prepared], times: Mapping[str, Timing
     }
 
 
-def report(rows: list[Row]) -> str:
-    """Returns the text for one model: a table of what ran, a line for each way that did not, then
-    the rank of qfx."""
-    ran = [row for row in rows if "reason" not in row]
+def below(rows: list[Row]) -> list[str]:
+    """Returns a line for each way that did not run, then the rank of qfx."""
     failed = [f"{r['model']}: no {r['candidate']}: {r['reason']}" for r in rows if "reason" in r]
-    places = [f"{rows[0]['model']}, {_threads(rows[0])}: {line}" for line in standings(rows)]
-    return "\n".join([tabulate(ran, headers="keys"), *failed, *places])
+    return failed + [f"{rows[0]['model']}: {line}" for line in standings(rows)]
 
 
-def _threads(row: Row) -> str:
-    return f"{row['threads']} thread{'' if row['threads'] == 1 else 's'}"
-
-
-def names(text: str, known: Mapping[str, Any]) -> list[str]:
-    found = text.split(",")
-    if unknown := [name for name in found if name not in known]:
-        raise SystemExit(f"{', '.join(unknown)}: not one of {', '.join(known)}")
-    return found
-
-
-def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--models", default=",".join(TABLE))
-    parser.add_argument("--candidates", help="beside float32 eager; all by default")
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--save", action="store_true", help="write benchmarks/results")
-    return parser.parse_args()
-
-
-def quiet() -> None:
-    """Ignores the deprecation warnings of the peers; qfx's own warnings are of another kind."""
-    for category in (DeprecationWarning, FutureWarning):
-        warnings.simplefilter("ignore", category)
-
-
-def main() -> None:
-    options = arguments()
-    torch.set_num_threads(options.threads)
-    quiet()
+def tables(options: Namespace) -> Iterator[list[Row]]:
     everything = ways()
-    chosen = everything
-    if options.candidates:
-        kept = {BASELINE, *names(options.candidates, everything)}
-        chosen = {name: way for name, way in everything.items() if name in kept}
-    host = machine()
-    print(host)
-    for name in names(options.models, TABLE):
-        rows = measure(TABLE[name], chosen, options.rounds)
-        print(report(rows), flush=True)
-        if options.save:
-            print(f"wrote {merge('models', [{**r, 'commit': host['commit']} for r in rows], KEY)}")
+    kept = {BASELINE, *chosen(options.candidates, everything)}
+    used = {name: way for name, way in everything.items() if name in kept}
+    for name in chosen(options.models, TABLE):
+        yield measure(TABLE[name], used, options.rounds)
 
 
-if __name__ == "__main__":
-    main()
+QUESTION = Question(
+    "How fast are whole models, compared with float32 and with other libraries?",
+    tables,
+    key=("model", "candidate"),
+    options={"models": list(TABLE), "candidates": list(ways())},
+    rounds=7,
+    below=below,
+)

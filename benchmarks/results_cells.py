@@ -1,195 +1,105 @@
-"""The cells of the tables in docs/results.md for one row of a saved file: columns and their
-text."""
+"""The cells of docs/results.md: templates of text, filled with the figures of saved rows.
+
+A template is a text such as "{step_s:.2f} s", or a list of texts that are joined by commas. A text
+with a figure that the row lacks is left out.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from string import Formatter
 from typing import Any
 
-from benchmarks.results_table import Row
-from benchmarks.standing import standings
+from benchmarks.settings import SETTINGS
+from benchmarks.standing import BASELINE, standings
 
+Row = dict[str, Any]
+Template = str | Sequence[str]
 EXACT_DB = 100.0  # above it, a difference is that of two orders of float32 sums
 CLOSE = 0.2  # of a prediction, relative
 
 
-def model(row: Row, rows: list[Row]) -> dict[str, str]:
-    """Returns one column for each number of threads."""
-    return {threads(row): "not run" if "reason" in row else speed(row, rows)}
+def count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
-def speed(row: Row, rows: list[Row]) -> str:
-    """Returns speed and SQNR; for the baseline, milliseconds. A star marks a row whose baseline was
-    measured in a run of its own and is not shown."""
-    if row["candidate"] == "float32 eager":
-        return f"{row['median_ms']:.{0 if row['median_ms'] > 100 else 1}f} ms"
-    keys = ("model", "threads", "commit")
-    run = [row[key] for key in keys]
-    turns = [r for r in rows if r["candidate"] == "float32 eager"]
-    star = "" if any([r[key] for key in keys] == run for r in turns) else " *"
-    return f"{row['ratio']:.2f}x{_exactness(row)}{star}"
+def decibels(db: float) -> str:
+    """Raises KeyError for a result that is exact: there is no figure to show."""
+    if db >= EXACT_DB:
+        raise KeyError(db)
+    return f"{db:.1f}"
 
 
-def _exactness(row: Row) -> str:
-    if "sqnr_db" not in row and "logits_sqnr_db" in row:
-        return f", {row['logits_sqnr_db']:.1f} dB of the logits"
-    decibel = row.get("sqnr_db", EXACT_DB)
-    return f", {decibel:.1f} dB" if decibel < EXACT_DB else ""
+FORMATS: dict[str, Callable[[Any], str]] = {  # of figures, beside those of Python
+    "threads": lambda n: count(n, "thread"),
+    "us": lambda us: f"{us:.{0 if us >= 100 else 1}f} us",
+    "ms": lambda ms: f"{ms:.{0 if ms > 100 else 1}f} ms",
+    "db": decibels,
+    "thousandths": lambda x: f"{1000 * abs(x):.3f}",
+    "shape": lambda shape: str(shape).replace("x", " x "),
+}
 
 
-def threads(row: Row) -> str:
-    return f"{row['threads']} thread{'' if row['threads'] == 1 else 's'}"
+class Cell(Formatter):
+    """Formats a text by a row. Raises KeyError for a figure that the row lacks."""
+
+    def get_value(self, key: int | str, args: Any, kwargs: Any) -> Any:
+        if kwargs[key] is None:
+            raise KeyError(key)
+        return kwargs[key]
+
+    def format_field(self, value: Any, spec: str) -> str:
+        return FORMATS[spec](value) if spec in FORMATS else format(value, spec)
 
 
-def places(rows: list[Row]) -> list[str]:
-    """Returns, for one model, the rank of qfx for each number of threads, then what did not run and
-    why."""
-    lines = []
-    for count in dict.fromkeys(threads(row) for row in rows):
-        own = [row for row in rows if threads(row) == count]
-        lines += [f"{count}: {line}." for line in standings(own)]
-        lines += [f"{count}: no {r['candidate']}: {r['reason']}" for r in own if "reason" in r]
-    return lines
+def filled(template: Template, row: Row) -> str | None:
+    """Returns the text of a cell, or None if the row has no figure for it."""
+    texts = [template] if isinstance(template, str) else template
+    found = [text for text in map(lambda t: _one(t, row), texts) if text]
+    return ", ".join(found) or None
 
 
-def own_first(row: Row) -> Any:
-    name = row["candidate"]
-    return (
-        name != "float32 eager",
-        not name.startswith("float32"),
-        not name.startswith("qfx"),
-        name,
-        row["model"],
-    )
+def _one(text: str, row: Row) -> str:
+    try:
+        return Cell().vformat(text, (), row)
+    except KeyError:
+        return ""
 
 
-def linear(row: Row, rows: list[Row]) -> dict[str, str]:
-    time = f"{row['median_us']:.0f} us" if row["median_us"] >= 100 else f"{row['median_us']:.1f} us"
-    if row["isa"] == "float32":
-        return {"float32": time}
-    peak = row.get("percent_of_peak")
-    return {row["isa"]: f"{time}, {row['speedup']:.1f}x" + (f", {peak} %" if peak else "")}
+# --- figures that are computed from a row and the others of its file ---
 
 
-def shape(row: Row) -> str:
-    return str(row["shape"]).replace("x", " x ")
-
-
-def attention(row: Row, rows: list[Row]) -> dict[str, str]:
-    return {
-        "float32": f"{row['float us']:.0f} us",
-        row["isa"]: f"{row['us']:.0f} us, {row['of float']:.2f}x",
-    }
-
-
-def product(row: Row, rows: list[Row]) -> dict[str, str]:
-    speed = "" if row["form"] == "float32" else f", {row['speedup']:.2f}x"
-    return {row["form"]: f"{row['median_us']:.0f} us{speed}"}
-
-
-def memory(row: Row, rows: list[Row]) -> dict[str, str]:
-    found = {"us": f"{row['median_us']:.0f}", "GB/s": f"{row['gb_per_s']:.1f}"}
-    if row["gmacs"] is not None:
-        found |= {"GMAC/s": f"{row['gmacs']:.1f}", "of float32": f"{row['speedup']:.2f}x"}
-    return found
-
-
-def bandwidth(row: Row, rows: list[Row]) -> dict[str, str]:
-    way = "as set" if row["way"] == "set" else row["way"]
-    return {way: f"{100 * row['share']:.0f} %"}
-
-
-def cost(row: Row, rows: list[Row]) -> dict[str, str]:
-    """Returns, over all rows of the instruction set, how many are predicted within CLOSE."""
-    own = [r for r in rows if r["isa"] == row["isa"]]
-    errors = {"float": "float_error", "int8": "int8_error", "the gain": "ratio_error"}
-    within = {n: sum(abs(r[key]) <= CLOSE for r in own) / len(own) for n, key in errors.items()}
-    return {"shapes": str(len(own)), **{n: f"{100 * w:.0f} %" for n, w in within.items()}}
-
-
-def language(row: Row, rows: list[Row]) -> dict[str, str]:
-    return {
-        **_divergence(row),
-        "perplexity": f"{row['perplexity']:.2f}",
-        "capitals of the world": f"{row['capitals world %']:.1f} %",
-        "common capitals": f"{row['capitals common-countries %']:.1f} %",
-        **_how(row),
-    }
-
-
-def speech(row: Row, rows: list[Row]) -> dict[str, str]:
-    return {**_divergence(row), "same text": f"{row['same transcripts %']:.0f} %", **_how(row)}
-
-
-def _divergence(row: Row) -> dict[str, str]:
-    return {"KL": f"{row['KL']:.4f}", "top-1": f"{row['top-1 %']:.1f} %"}
-
-
-def _how(row: Row) -> dict[str, str]:
-    """Returns the seconds of a calibration, and the schemes of the matmuls."""
-    seconds = row.get("calibration s")
-    schemes = row.get("schemes", "")
-    return {"calibration": f"{seconds:.0f} s" if seconds else "", "schemes": schemes}
-
-
-def _decibel(row: Row) -> str:
-    return f"{row['SQNR dB']:.1f}" if row["SQNR dB"] < EXACT_DB else ""
-
-
-def encoder(row: Row, rows: list[Row]) -> dict[str, str]:
-    distance = row.get("1 - cosine")
-    return {
-        "1 - cosine, in 0.001": "" if distance is None else f"{1000 * abs(distance):.3f}",
-        "texts, Pearson": f"{row['texts Pearson']:.4f}",
-        "SimLex-999, Spearman": f"{row['simlex999 Spearman']:.4f}",
-        "WordSim-353, Spearman": f"{row['wordsim353 Spearman']:.4f}",
-        "SQNR dB": _decibel(row),
-        **_how(row),
-    }
-
-
-def vision(row: Row, rows: list[Row]) -> dict[str, str]:
-    return {
-        "accuracy": f"{row['accuracy %']:.2f} %",
-        "negative log likelihood": f"{row['nll']:.4f}",
-        "SQNR dB": _decibel(row),
-        **_how(row),
-    }
-
-
-def learnt(row: Row, rows: list[Row]) -> dict[str, str]:
-    return {
-        "accuracy": f"{row['accuracy %']:.2f} %",
-        "negative log likelihood": f"{row['nll']:.3f}",
-    }
-
-
-def training(row: Row, rows: list[Row]) -> dict[str, str]:
-    return {
-        "s a step": f"{row['step_s']:.2f}",
-        "speed": f"{row['speed']:.2f}x",
-        "memory": f"{row['step_mb']:.0f} MB",
-        "loss": f"{row['loss']:.3f}",
-    }
-
-
-def lora(row: Row, rows: list[Row]) -> dict[str, str]:
+def of_models(row: Row, rows: list[Row]) -> Row:
+    """Adds a star if the baseline of the row's run is not shown."""
+    if row["candidate"] == BASELINE:
+        return {"text": filled("{median_ms:ms}", row)}
     if "reason" in row:
-        return {"s a step": "not run"}
-    return {
-        "s a step": f"{row['step_s']:.2f}",
-        "base": f"{row['base_mb']:.0f} MB",
-        "steps": f"{row['step_mb']:.0f} MB",
-        "loss": f"{row['loss_first']:.2f} to {row['loss_last']:.2f}",
-    }
+        return {"text": "not run"}
+    keys = ("model", "threads", "commit")
+    turns = [[r[key] for key in keys] for r in rows if r["candidate"] == BASELINE]
+    exact = "{sqnr_db:db} dB" if "sqnr_db" in row else "{logits_sqnr_db:db} dB of the logits"
+    star = "" if [row[key] for key in keys] in turns else " *"
+    return {"text": f"{filled(['{ratio:.2f}x', exact], row)}{star}"}
 
 
-def not_run(rows: list[Row], key: str = "base") -> list[str]:
-    return [f"no {row[key]}: {row['reason']}" for row in rows if "reason" in row]
+def of_linear(row: Row, rows: list[Row]) -> Row:
+    return {"speedup": None} if "float32" in (row.get("isa"), row.get("form")) else {}
 
 
-# Of a task: what its figures say where it has them.
-FIGURES: dict[str, tuple[str, ...]] = {
+def of_cost(row: Row, rows: list[Row]) -> Row:
+    """Adds, over all rows of the instruction set, how many are predicted within CLOSE."""
+    own = [r for r in rows if r["isa"] == row["isa"]]
+    kinds = ("float_error", "int8_error", "ratio_error")
+    shares = {k: sum(abs(r[k]) <= CLOSE for r in own) / len(own) for k in kinds}
+    return {"shapes": len(own), **{f"{k} close": share for k, share in shares.items()}}
+
+
+def of_texts(row: Row, rows: list[Row]) -> Row:
+    never = row["first"] >= row["tokens"]
+    return {"difference": "never" if never else f"{row['first']:g}"}
+
+
+TASKS: dict[str, tuple[str, ...]] = {  # a task of a library -> what its figures say
     "quantize": ("{sqnr_db:.1f} dB", "{agreement:.1%}"),
     "save": ("{file_mb:.0f} MB",),
     "load": ("{peak_of_file:.2f} of the file",),
@@ -199,16 +109,57 @@ FIGURES: dict[str, tuple[str, ...]] = {
 }
 
 
-def citizen(row: Row, rows: list[Row]) -> dict[str, str]:
-    """Returns a column for each task: lines, the outcome unless the task worked, and figures."""
+def of_citizens(row: Row, rows: list[Row]) -> Row:
     came = row.get("outcome", "not run")
-    figures = [text.format(**row) for text in FIGURES[row["task"]] if _has(row, text)]
-    parts = [f"{row['lines']} line{'' if row['lines'] == 1 else 's'}", *figures]
-    return {row["task"]: ", ".join(parts if came == "works" else [parts[0], came, *figures])}
+    said = [count(row["lines"], "line"), *([came] if came != "works" else [])]
+    return {"text": ", ".join(said + [t for t in (filled(TASKS[row["task"]], row),) if t])}
 
 
-def _has(row: Row, text: str) -> bool:
-    return all(name in row for _, name, _, _ in Formatter().parse(text) if name)
+COMPUTED: dict[str, Callable[[Row, list[Row]], Row]] = {
+    "models": of_models,
+    "linear": of_linear,
+    "binary": of_linear,
+    "bmm": of_linear,
+    "cost": of_cost,
+    "decode-texts": of_texts,
+    "citizens": of_citizens,
+}
+
+
+# --- the order of rows, and the lines below a table ---
+
+
+def float_first(row: Row) -> Any:
+    name = row["candidate"]
+    return (name != BASELINE, not name.startswith("float32"), not name.startswith("qfx"), name)
+
+
+def as_settings(row: Row) -> Any:
+    """Returns a sort key: float first, then the settings in the order of benchmarks/settings.py,
+    then others."""
+    known = ["float", *SETTINGS]
+    return known.index(row["setting"]) if row["setting"] in known else len(known)
+
+
+ORDERS = {"models": float_first, "accuracy": as_settings}
+
+
+def places(rows: list[Row]) -> list[str]:
+    """Returns, for one model, the rank of qfx for each number of threads, then what did not run and
+    why."""
+    lines = []
+    for number in dict.fromkeys(row["threads"] for row in rows):
+        own = [row for row in rows if row["threads"] == number]
+        said = [f"{line}." for line in standings(own)] + not_run(own)
+        lines += [f"{count(number, 'thread')}: {line}" for line in said]
+    return lines
+
+
+def not_run(rows: list[Row]) -> list[str]:
+    names = ("candidate", "way", "base")
+    return [
+        f"no {next(r[n] for n in names if n in r)}: {r['reason']}" for r in rows if "reason" in r
+    ]
 
 
 def went_wrong(rows: list[Row]) -> list[str]:
@@ -218,47 +169,4 @@ def went_wrong(rows: list[Row]) -> list[str]:
     return [line if line.endswith(".") else f"{line}." for line in lines]
 
 
-def prepare(row: Row, rows: list[Row]) -> dict[str, str]:
-    return {
-        "CPU s": f"{row['cpu_s']:.1f}",
-        "s on the wall": f"{row['wall_s']:.1f}",
-        "of float32": f"{row['ratio']:.2f}",
-    }
-
-
-def symmetry(row: Row, rows: list[Row]) -> dict[str, str]:
-    kinds = ("symmetric", "asymmetric")
-    return {k: f"{row[f'{k}_db']:.1f} dB, {row[f'{k}_us']:.0f} us" for k in kinds}
-
-
-def groups(row: Row, rows: list[Row]) -> dict[str, str]:
-    kinds = ("both 32", "both 64", "both 128", "weights 64", "weights 64, zero points")
-    return {"one scale a row": f"{row['int8_linear_us']:.0f} us"} | {
-        kind: f"{row[kind]:.2f}" for kind in kinds
-    }
-
-
-def packed(row: Row, rows: list[Row]) -> dict[str, str]:
-    kinds = ("4 bits, 32", "4 bits, 64", "4 bits, 64, no zero points", "4 bits, 128", "5 bits, 64")
-    return {"int8": f"{row['int8_us']:.0f} us"} | {kind: f"{row[kind]:.2f}" for kind in kinds}
-
-
-def rotation(row: Row, rows: list[Row]) -> dict[str, str]:
-    return {
-        "plain": f"{row['plain_us']:.0f} us",
-        "rotated": f"{row['rotated']:.3f}",
-        "rotated, with a factor": f"{row['scaled']:.3f}",
-    }
-
-
-def binary(row: Row, rows: list[Row]) -> dict[str, str]:
-    time = f"{row['median_us']:.0f} us"
-    return {row["isa"]: time if row["isa"] == "float32" else f"{time}, {row['speedup']:.1f}x"}
-
-
-def wrapper(row: Row, rows: list[Row]) -> dict[str, str]:
-    return {"us a call": f"{row['median_us']:.2f}"}
-
-
-def parts(row: Row, rows: list[Row]) -> dict[str, str]:
-    return {f"{row['mode']}, {row['layers']} layers": f"{row['median_us']:.1f} us"}
+BELOW = {"models": places, "citizens": went_wrong}

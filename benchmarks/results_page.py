@@ -1,29 +1,32 @@
 """docs/results.md and the figure of the README: the saved results of all processors, side by side.
 
-python -m benchmarks.results_page           # rewrites both
-python -m benchmarks.results_page --check   # fails if either would change
+docs/results.template.md has the text of the page and says which figures each table shows.
+
+python -m benchmarks.results_page           # rewrites both, and docs/architectures.md
+python -m benchmarks.results_page --check   # fails if one of them would change, marks of age aside
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import re
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from textwrap import fill
 from typing import Any
 
-from benchmarks import results_cells as cells
-from benchmarks.common import RESULTS, ROOT, slug
-from benchmarks.results_sections import SECTIONS
-from benchmarks.results_table import Section
+from jinja2 import Environment, StrictUndefined
+
+from benchmarks import survey_page
+from benchmarks.common import RESULTS, ROOT, slug, stored
+from benchmarks.results_age import Age, NoAge, ours, unmarked
+from benchmarks.results_cells import BELOW, COMPUTED, ORDERS, Row, Template, filled, not_run
 from benchmarks.survey_page import table
 
 PAGE, README = ROOT / "docs" / "results.md", ROOT / "README.md"
+TEMPLATE = ROOT / "docs" / "results.template.md"
 FIGURE_OF, FIGURE = "Intel 6-167", re.compile(r"(?<=<!-- figure -->\n).*?(?=<!-- end -->)", re.S)
 FIGURE_ROWS = (
     "float32 eager",
@@ -35,29 +38,11 @@ FIGURE_ROWS = (
     "ONNX Runtime int8",
     "OpenVINO int8",
 )
-ELSEWHERE = {"architectures"}  # a page of its own
-Row = dict[str, Any]
-
-WIDTH = 110  # of a line of text
-
-HEAD = """\
-# Results
-This page shows every saved measurement of every processor side by side. Read it to compare qfx with
-other libraries, or its options with each other. `python -m benchmarks.results_page` generates the
-page from the files in `benchmarks/results`.
-
-Times are medians. `1.5x` means 1.5 times as fast. "Float" is the unquantized model. How each table
-is measured, and what else ran, is described in [measuring](measuring.md). The survey of
-architectures has [its own page](architectures.md). Measurements on one machine do not predict
-those on another machine. AMD 26-2 is an EPYC with Zen 5 cores, AMD 25-17 an EPYC with Zen 4 cores.
-
-## Processors
-"""
 
 
 @dataclass(frozen=True)
 class Saved:
-    """One saved file: the processor's short name, the file's name, the machine and its rows."""
+    """One saved file: the processor's short name, the question, the machine and the rows."""
 
     processor: str
     name: str
@@ -65,38 +50,39 @@ class Saved:
     rows: list[Row]
 
 
-def short_name(machine: Row) -> str:
-    """Returns a name such as `AMD 26-2`: hypervisors hide names, so family and model follow the
-    maker."""
-    maker = machine["cpu"].split()[0].removesuffix("(R)")
-    return " ".join([maker, "-".join(v for v in machine["family_model"] if v)]).strip()
-
-
-def long_name(machine: Row) -> str:
-    """Returns all parts of which the name of the files consists."""
-    return " ".join([machine["cpu"], "-".join(v for v in machine["family_model"] if v)]).strip()
-
-
-def shows(section: Section, name: str) -> bool:
-    """Whether the section shows the file of that name."""
-    return re.fullmatch(f"(.+?)-{section.benchmark}", name) is not None
-
-
 def read(folder: Path = RESULTS) -> list[Saved]:
     """Reads every file of the folder except those with pages of their own. Each processor has a
     different name: the long one if short names agree."""
     found = []
     for path in sorted(folder.glob("*.json")):
-        if path.stem in ELSEWHERE:
-            continue
-        host, rows = (json.loads(path.read_text())[key] for key in ("machine", "rows"))
-        if not any(shows(section, path.stem) for section in SECTIONS):
-            raise ValueError(f"{path.name}: benchmarks/results_sections.py has no section for it")
-        found.append(Saved(short_name(host), path.stem, host, rows))
+        host, rows = stored(path)
+        name = path.stem.removeprefix(f"{slug(host)}-")
+        found.append(Saved(_short_name(host), name, host, [_computed(name, r, rows) for r in rows]))
     shared = Counter(short for short, _ in {(f.processor, slug(f.machine)) for f in found})
     return [
-        replace(f, processor=long_name(f.machine)) if shared[f.processor] > 1 else f for f in found
+        replace(f, processor=_long_name(f.machine)) if shared[f.processor] > 1 else f
+        for f in found
+        if f.name != survey_page.QUESTION
     ]
+
+
+def _computed(name: str, row: Row, rows: list[Row]) -> Row:
+    return {**row, **COMPUTED[name](row, rows)} if name in COMPUTED else row
+
+
+def _short_name(machine: Row) -> str:
+    """Returns a name such as `AMD 26-2`: hypervisors hide names, so family and model follow the
+    maker."""
+    return _named(machine["cpu"].split()[0].removesuffix("(R)"), machine)
+
+
+def _long_name(machine: Row) -> str:
+    """Returns all parts of which the name of the files consists."""
+    return _named(machine["cpu"], machine)
+
+
+def _named(cpu: str, machine: Row) -> str:
+    return " ".join([cpu, "-".join(v for v in machine["family_model"] if v)]).strip()
 
 
 def processors(files: Sequence[Saved]) -> str:
@@ -112,114 +98,166 @@ def processors(files: Sequence[Saved]) -> str:
             "torch": host["torch"],
             "Python": host["python"],
         }
-    return table(list(rows.values())) + "\n"
+    return table(list(rows.values()))
 
 
-def sources(files: Sequence[Saved], section: Section) -> str:
-    """Returns the line under each table: the threads and the commits of its figures."""
-    lines = []
-    for f in files:
-        shown = list(filter(section.only, f.rows))
-        commits = sorted({str(row.get("commit") or f.machine["commit"])[:8] for row in shown})
-        threads = sorted({int(row.get("threads") or f.machine["threads"]) for row in shown})
-        changed = ", with uncommitted changes" if f.machine["uncommitted_changes"] else ""
-        count = " and ".join(map(str, threads))
-        lines.append(
-            f"{f.processor}: {count} thread{'' if threads == [1] else 's'}, "
-            f"commit {', '.join(commits)}{changed}."
+@dataclass(frozen=True)
+class Tables:
+    """The tables of one question's rows. `row`, and the keys and values of `columns`: templates of
+    the first cell, of headings, and of cells. `split`: the heading of a separate table for some
+    rows. `sources`: the measured code."""
+
+    files: Sequence[Saved]
+    age: Age
+    head: str
+    row: str
+    columns: Mapping[str, Template]
+    split: Template
+    sources: Sequence[str]
+
+    def text(self) -> str:
+        """Returns the tables, the lines below each, and the threads and commits of the figures."""
+        names = sorted({filled(self.split, row) or "" for f in self.files for row in f.rows})
+        origin = dict.fromkeys(map(self._origin, self.files))
+        return "\n".join([*map(self._table, names), *origin]) if names else "Not measured yet."
+
+    def _table(self, name: str) -> str:
+        files = [
+            replace(f, rows=[r for r in f.rows if (filled(self.split, r) or "") == name])
+            for f in self.files
+        ]
+        rows = [{self.head: row, **cells} for row, cells in self._grid(files).items()]
+        below = [
+            f"- {f.processor}, {line}" for f in files for line in BELOW.get(f.name, not_run)(f.rows)
+        ]
+        heading = [f"### {name}"] if name else []
+        return "\n".join([*heading, table(rows), "", *below, *([""] if below else [])])
+
+    def _grid(self, files: Sequence[Saved]) -> dict[str, dict[str, str]]:
+        """Returns what was measured -> processor and column -> text, with every column in every
+        row and those of a processor side by side.
+
+        Raises ValueError if a figure would replace another.
+        """
+        found: dict[str, dict[str, str]] = {}
+        columns: dict[str, dict[str, None]] = {f.processor: {} for f in files}
+        rows = [(f, row) for f in files for row in f.rows]
+        for f, row in sorted(rows, key=lambda fr: ORDERS.get(fr[0].name, lambda row: 0)(fr[1])):
+            own = self._cells(f, row)
+            label = filled(self.row, row) or ""
+            there = found.setdefault(label, {})
+            taken = [c for c in own if unmarked(there.get(c, own[c])) != unmarked(own[c])]
+            if taken:
+                places = "; ".join(f"{c}: {there[c]!r} and {own[c]!r}" for c in taken)
+                raise ValueError(f"{f.name}: two figures for {label!r} of {places}")
+            there.update(own)
+            columns[f.processor].update(dict.fromkeys(own))
+        names = [column for own in columns.values() for column in own]
+        return {row: {c: own.get(c, "") for c in names} for row, own in found.items()}
+
+    def _cells(self, f: Saved, row: Row) -> dict[str, str]:
+        """Returns the cells of a row, marked if others of the file are of another age."""
+        mark = self._mark(row) if f.processor in self._mixed else ""
+        cells = {filled(head, row): filled(cell, row) for head, cell in self.columns.items()}
+        if "reason" in row:
+            cells = {next(iter(cells)): "not run"}
+        return {f"{f.processor}, {h}": f"{text}{mark}" for h, text in cells.items() if h and text}
+
+    @cached_property
+    def _mixed(self) -> frozenset[str]:
+        """The processors whose rows here are not all of one age."""
+        ages = {(f.processor, self._mark(row)) for f in self.files for row in f.rows if ours(row)}
+        found = Counter(processor for processor, _ in ages)
+        return frozenset(processor for processor, number in found.items() if number > 1)
+
+    def _mark(self, row: Row) -> str:
+        return self.age.mark(row, self.sources) if ours(row) else ""
+
+    def _origin(self, f: Saved) -> str:
+        commits: dict[str, str] = {}
+        for row in f.rows:
+            short = str(row["commit"])[:8]
+            commits[short] = commits.get(short) or self._mark(row)
+        threads = sorted({int(row["threads"]) for row in f.rows})
+        changed = any(row.get("uncommitted_changes") for row in f.rows)
+        listed = ", ".join(short + mark for short, mark in sorted(commits.items()))
+        return (
+            f"{f.processor}: {' and '.join(map(str, threads))} thread{'s' * (threads != [1])}, "
+            f"commit {listed}{', with uncommitted changes' if changed else ''}."
         )
-    return "\n".join(dict.fromkeys(lines)) + "\n"
 
 
-def grid(files: Sequence[Saved], section: Section, name: str = "") -> dict[str, dict[str, str]]:
-    """Returns the section's table of that name: what was measured -> processor and way -> text,
-    with every column in every row and those of a processor side by side.
+def page(files: Sequence[Saved], age: Age | None = None) -> str:
+    """Returns the text of docs/results.md, without marks of age unless `age` is given.
 
-    Raises ValueError if a figure would replace another.
+    Raises ValueError if the template leaves a row out.
     """
-    found: dict[str, dict[str, str]] = {}
-    columns: dict[str, dict[str, None]] = {f.processor: {} for f in files}
-    for f, row in _ordered(files, section, name):
-        own = {f"{f.processor}, {way}": text for way, text in section.cells(row, f.rows).items()}
-        there = found.setdefault(section.row(row), {})
-        if taken := [c for c in own if there.get(c, own[c]) != own[c]]:
-            places = "; ".join(f"{c}: {there[c]!r} and {own[c]!r}" for c in taken)
-            raise ValueError(f"{f.name}: two figures for {section.row(row)!r} of {places}")
-        there.update(own)
-        columns[f.processor].update(dict.fromkeys(own))
-    names = [column for own in columns.values() for column in own]
-    return {row: {c: own.get(c, "") for c in names} for row, own in found.items()}
+    shown: set[int] = set()
 
+    def tables(
+        name: str,
+        head: str,
+        row: str,
+        columns: Mapping[str, Template],
+        sources: Sequence[str],
+        split: Template = "",
+        **only: Any,
+    ) -> str:
+        def selected(row: Row) -> bool:
+            wanted = all(row.get(key) == value for key, value in only.items())
+            return wanted and any(filled(heading, row) for heading in columns)
 
-def _ordered(files: Sequence[Saved], section: Section, name: str) -> list[tuple[Saved, Row]]:
-    rows = [(f, r) for f in files for r in filter(section.only, f.rows) if section.table(r) == name]
-    return sorted(rows, key=lambda found: section.order(found[1]))
+        own = [replace(f, rows=list(filter(selected, f.rows))) for f in files if f.name == name]
+        own = [f for f in own if f.rows]
+        shown.update(id(row) for f in own for row in f.rows)
+        return Tables(own, age or NoAge(), head, row, columns, split, sources).text()
 
-
-def tables(files: Sequence[Saved], section: Section) -> str:
-    """Returns the tables of a section, each with a row for each thing measured and a column for
-    each way of each processor, followed by the section's lines about each processor's rows."""
-    names = {section.table(row) for f in files for row in filter(section.only, f.rows)}
-    return "\n".join(_table(files, section, name) for name in sorted(names))
-
-
-def _table(files: Sequence[Saved], section: Section, name: str) -> str:
-    rows = [{section.head: row, **own} for row, own in grid(files, section, name).items()]
-    below = [
-        f"- {f.processor}, {line}"
-        for f in files
-        for line in section.below([r for r in f.rows if section.table(r) == name])
-    ]
-    heading = f"### {name}\n" if name else ""
-    return f"{heading}{table(rows)}\n" + ("\n" + "\n".join(below) + "\n" if below else "")
-
-
-def page(files: Sequence[Saved]) -> str:
-    """Returns the text of docs/results.md."""
-    text, title = HEAD + processors(files), ""
-    for section in SECTIONS:
-        own = [f for f in files if shows(section, f.name) and any(map(section.only, f.rows))]
-        if not own:
-            continue
-        text += "\n" if section.title == title else f"\n## {section.title}\n"
-        title = section.title
-        text += f"{fill(section.text, WIDTH)}\n\n{tables(own, section)}\n{sources(own, section)}"
+    text = rendered(TEMPLATE, tables=tables, joined=_joined, processors=processors(files))
+    if lacking := [(f.name, row) for f in files for row in f.rows if id(row) not in shown]:
+        raise ValueError(f"docs/results.template.md does not show {lacking[0]}")
     return text
+
+
+def _joined(*parts: Mapping[str, Template]) -> dict[str, Template]:
+    return {heading: cell for part in parts for heading, cell in part.items()}
+
+
+def rendered(template: Path, **values: Any) -> str:
+    environment = Environment(undefined=StrictUndefined, keep_trailing_newline=True)
+    return environment.from_string(template.read_text()).render(values)
 
 
 def figure(files: Sequence[Saved]) -> str:
     """Returns the README's table: whole models on one thread of one processor, with the ways that a
     newcomer chooses from."""
-    section = next(s for s in SECTIONS if s.benchmark == "models")
-    of = next(f for f in files if shows(section, f.name) and f.processor == FIGURE_OF)
+    of = next(f for f in files if f.name == "models" and f.processor == FIGURE_OF)
     own = [row for row in of.rows if row["threads"] == 1 and "reason" not in row]
     found: dict[str, dict[str, str]] = {name: {"": name} for name in FIGURE_ROWS}
-    for row in sorted(own, key=section.order):
+    for row in sorted(own, key=lambda row: (ORDERS["models"](row), row["model"])):
         if row["candidate"] in found:
-            found[row["candidate"]][row["model"]] = cells.speed(row, of.rows)
+            found[row["candidate"]][row["model"]] = row["text"]
     models = dict.fromkeys(model for texts in found.values() for model in texts)
     return table([{m: texts.get(m, "") for m in models} for texts in found.values()]) + "\n"
 
 
-def written() -> dict[Path, str]:
+def written(age: Age) -> dict[Path, str]:
     """Returns the text of each page according to the saved results."""
     files, readme = read(), README.read_text()
-    return {PAGE: page(files), README: FIGURE.sub(lambda _: figure(files), readme)}
+    return {
+        PAGE: page(files, age),
+        README: FIGURE.sub(lambda _: figure(files), readme),
+        survey_page.PAGE: survey_page.page(survey_page.read(), age),
+    }
 
 
-def write() -> None:
-    for path, text in written().items():
+def main(check: bool) -> None:
+    pages = written(Age())
+    if check:
+        old = [p.name for p, text in pages.items() if unmarked(p.read_text()) != unmarked(text)]
+        sys.exit(f"out of date: {', '.join(old)}" if old else None)
+    for path, text in pages.items():
         path.write_text(text)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--check", action="store_true", help="fail if a page would change")
-    if parser.parse_args().check:
-        old = [path.name for path, text in written().items() if path.read_text() != text]
-        sys.exit(f"out of date: {', '.join(old)}" if old else None)
-    write()
-
-
 if __name__ == "__main__":
-    main()
+    main("--check" in sys.argv[1:])

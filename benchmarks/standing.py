@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+BASELINE = "float32 eager"
 OWN = {"qfx": "qfx compiled", "qfx exported": "qfx exported"}  # candidate -> how it is called here
 Row = dict[str, Any]
 

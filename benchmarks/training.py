@@ -1,111 +1,64 @@
 """A training step of an 8-layer transformer: float32 Inductor against qfx, time and memory.
 
-`python -m benchmarks.training [--save]`. Hidden size 768, 8 x 128 tokens, AdamW, one thread. Steps
-are timed in turns in one process. Memory is measured in a process for each: the maximum that the
-step's tensors hold in addition to weights, gradients and optimizer states (as counted by the
-profiler), and the peak resident memory of the process after compilation.
+Hidden size 768, 8 x 128 tokens, AdamW. Steps are timed in turns in one process. Memory is measured
+in a process for each: the maximum that the step's tensors hold in addition to weights, gradients
+and optimizer states, as counted by the profiler.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import subprocess
-import sys
-import time
-from statistics import median
+from argparse import Namespace
+from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import qfx._C as _C
 import torch
-import torch.nn.functional as F
-from tabulate import tabulate
-from torch import Tensor, nn
+from torch import nn
 
 import qfx
-from benchmarks.common import ROOT, machine, save
+from benchmarks.common import Candidate, compiled_apart, interleaved
+from benchmarks.fresh import call
+from benchmarks.question import Question, Row
 
-HIDDEN, HEADS, LAYERS, BATCH, LENGTH, WORDS = 768, 12, 8, 8, 128, 8192
-
-
-class Layer(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm1, self.norm2 = nn.LayerNorm(HIDDEN), nn.LayerNorm(HIDDEN)
-        self.qkv, self.out = nn.Linear(HIDDEN, 3 * HIDDEN), nn.Linear(HIDDEN, HIDDEN)
-        self.up, self.down = nn.Linear(HIDDEN, 4 * HIDDEN), nn.Linear(4 * HIDDEN, HIDDEN)
-
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = self.qkv(self.norm1(x)).unflatten(-1, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.out(y.transpose(1, 2).flatten(2))
-        return x + self.down(F.gelu(self.up(self.norm2(x))))
+LAYERS, BATCH, LENGTH = 8, 8, 128
+SIZES: dict[str, Any] = {"vocab_size": 8192, "dropout": 0.0, "attention_dropout": 0.0}
+COMPILERS: dict[str, Any] = {
+    "float32 Inductor": "inductor",
+    "qfx": qfx.backend,
+    "qfx, int8 backward": partial(qfx.backend, options={"backward": "int8"}),
+}
 
 
-class Model(nn.Module):
-    """A decoder: tokens [B, L] -> the mean loss of predicting the next one."""
+def decoder(layers: int) -> nn.Module:
+    """Returns OPT, random, with the width of opt-125m and a small vocabulary, without dropout."""
+    from transformers import OPTConfig, OPTForCausalLM
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.words = nn.Embedding(WORDS, HIDDEN)
-        self.layers = nn.Sequential(*(Layer() for _ in range(LAYERS)))
-        self.norm, self.head = nn.LayerNorm(HIDDEN), nn.Linear(HIDDEN, WORDS, bias=False)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        logits = self.head(self.norm(self.layers(self.words(tokens))))
-        return F.cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
-
-
-def compilers() -> dict[str, Any]:
-    return {
-        "float32 Inductor": lambda model: torch.compile(model),
-        "qfx": lambda model: torch.compile(model, backend=qfx.backend),
-        "qfx, int8 backward": lambda model: torch.compile(
-            model, backend=qfx.backend, options={"backward": "int8"}
-        ),
-    }
+    return OPTForCausalLM(OPTConfig(**{**SIZES, "num_hidden_layers": layers}))
 
 
 class Step:
     """One optimizer step of a compiled model on fixed tokens."""
 
-    def __init__(self, compiler: str) -> None:
+    def __init__(self, compiler: str, layers: int) -> None:
         torch.manual_seed(0)
-        self.model = Model()
-        self.run = compilers()[compiler](self.model)
+        self.model = decoder(layers)
+        self.run = compiled_apart(self.model, COMPILERS[compiler])
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=True)
-        self.tokens = torch.randint(0, WORDS, (BATCH, LENGTH))
+        self.tokens = torch.randint(0, SIZES["vocab_size"], (BATCH, LENGTH))
 
     def __call__(self) -> float:
         self.optimizer.zero_grad()
-        loss = self.run(self.tokens)
+        loss = self.run(input_ids=self.tokens, labels=self.tokens).loss
         loss.backward()
         self.optimizer.step()
         return float(loss.detach())
 
 
-def times(rounds: int) -> dict[str, dict[str, float]]:
-    """Returns the median seconds of a step, measured in turn, and the loss after the same number of
-    steps."""
-    steps = {}
-    for name in compilers():
-        steps[name] = Step(name)
-        steps[name]()
-        torch._dynamo.reset_code_caches()
-    samples: dict[str, list[float]] = {name: [] for name in steps}
-    losses = {}
-    for _ in range(rounds):
-        for name, step in steps.items():
-            start = time.perf_counter()
-            losses[name] = step()
-            samples[name].append(time.perf_counter() - start)
-    return {n: {"step_s": median(s), "loss": losses[n]} for n, s in samples.items()}
-
-
-def memory(compiler: str) -> dict[str, float]:
+def memory(compiler: str, layers: int) -> float:
     """Returns the maximum in megabytes held by the tensors of a step, above what lives between
     steps."""
-    step = Step(compiler)
+    step = Step(compiler, layers)
     for _ in range(2):
         step()
     with torch.profiler.profile(profile_memory=True) as profile:
@@ -115,35 +68,26 @@ def memory(compiler: str) -> dict[str, float]:
         if event.name() == "[memory]":
             held += event.nbytes()
             most = max(most, held)
-    return {"step_mb": most / 2**20}
+    return most / 2**20
 
 
-def in_a_process(compiler: str) -> dict[str, float]:
-    command = [sys.executable, "-m", "benchmarks.training", "--memory", compiler]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    return json.loads(done.stdout.splitlines()[-1])  # type: ignore[no-any-return]
+def tables(options: Namespace) -> Iterator[list[Row]]:
+    """Yields medians, and the loss after the same number of steps."""
+    steps = {name: Step(name, options.layers) for name in COMPILERS}
+    times = interleaved({name: Candidate(step) for name, step in steps.items()}, options.rounds)
+    baseline, *_ = times.values()
+    yield [
+        {"model": name, "isa": _C.isa(), "step_s": time.median, "loss": steps[name]()}
+        | {"step_mb": call(memory, name, options.layers)}
+        | {"speed": round(baseline.median / time.median, 3)}
+        for name, time in times.items()
+    ]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--save", action="store_true")
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--memory", choices=compilers(), help="measure this one's memory only")
-    arguments = parser.parse_args()
-    torch.set_num_threads(1)
-    if arguments.memory:
-        print(json.dumps(memory(arguments.memory)))
-        return
-    found = times(arguments.rounds)
-    rows = [{"model": n, "isa": _C.isa(), **found[n], **in_a_process(n)} for n in found]
-    base = rows[0]
-    for row in rows:
-        row["speed"] = round(base["step_s"] / row["step_s"], 3)
-    print(machine())
-    print(tabulate(rows, headers="keys", floatfmt=".3f"))
-    if arguments.save:
-        print(save(f"training-{_C.isa()}", rows))
-
-
-if __name__ == "__main__":
-    main()
+QUESTION = Question(
+    "How long does a training step take, and how much memory?",
+    tables,
+    key=("model", "isa"),
+    options={"layers": LAYERS},
+    rounds=5,
+)

@@ -1,299 +1,52 @@
 """Architectures of `transformers`, each as small as possible without losing its structure, with
 random weights.
 
-A row has a name, kind, model class, the differences of its configuration from the kind's `SIZES`,
-and its inputs if they differ.
+benchmarks/zoo.json has the sizes of each kind, and for each architecture its kind, its model class,
+the differences of its configuration from the kind's sizes, and its inputs if they differ.
 """
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
-from benchmarks.zoo_kinds import (
-    EXPERTS,
-    FIRST,
-    IMAGE,
-    INPUTS,
-    SIZES,
-    TEXT,
-    TWO_STACKS,
-    WIDTH,
-    Inputs,
-    Lengths,
-    any_image,
-    forecast,
-    image_and_text,
-    large_image,
-    latent_text,
-    mel_and_text,
-    series,
-    spectrogram,
-)
-
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing is fetched: configurations are made here
+
+VOCABULARY, WIDTH = 256, 64
+Inputs = dict[str, Any]
+
+
+class Lengths(NamedTuple):
+    """The sizes that differ between calls of a model. `side`: of images, if the model takes any."""
+
+    batch: int
+    tokens: int
+    side: int
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """One architecture. `differs`: configuration in addition to the kind's `SIZES`, less `without`;
+    """One architecture. `differs`: configuration in addition to the kind's sizes, less `without`;
     `inputs`: only if they differ from the kind's."""
 
-    name: str
     kind: str
     model: str
     differs: dict[str, Any] = field(default_factory=dict)
-    inputs: Callable[[Lengths], Inputs] | None = None
+    inputs: str = ""
     without: tuple[str, ...] = ()
 
 
-ENCODER, DECODER, BOTH, EXPERT, RECURRENT, VISION, SOUND, OTHER = SIZES
-ROWS = (
-    Architecture("bert", ENCODER, "BertModel"),
-    Architecture("roberta", ENCODER, "RobertaModel"),
-    Architecture("albert", ENCODER, "AlbertModel", {"embedding_size": 32}),
-    Architecture("electra", ENCODER, "ElectraModel", {"embedding_size": 32}),
-    Architecture("distilbert", ENCODER, "DistilBertModel", {"hidden_dim": 128}),
-    Architecture(
-        "deberta-v2",
-        ENCODER,
-        "DebertaV2Model",
-        {"relative_attention": True, "pos_att_type": ["c2p", "p2c"]},
-    ),
-    Architecture("mpnet", ENCODER, "MPNetModel"),
-    Architecture("modernbert", ENCODER, "ModernBertModel", {"cls_token_id": 1, "sep_token_id": 2}),
-    Architecture("squeezebert", ENCODER, "SqueezeBertForMaskedLM", {"embedding_size": 64}),
-    Architecture(
-        "xlnet",
-        ENCODER,
-        "XLNetModel",
-        {"d_inner": 128, "d_head": 16},
-        without=("max_position_embeddings",),
-    ),
-    Architecture("longformer", ENCODER, "LongformerModel", {"attention_window": 8}),
-    Architecture("fnet", ENCODER, "FNetModel"),
-    Architecture("nomic-bert", ENCODER, "NomicBertModel"),
-    Architecture("gpt2", DECODER, "GPT2LMHeadModel"),
-    Architecture(
-        "gpt-neo",
-        DECODER,
-        "GPTNeoForCausalLM",
-        {"num_layers": 2, "attention_types": [[["global", "local"], 1]]},
-    ),
-    Architecture("gptj", DECODER, "GPTJForCausalLM", {"rotary_dim": 8}),
-    Architecture("gpt-neox", DECODER, "GPTNeoXForCausalLM"),
-    Architecture("opt", DECODER, "OPTForCausalLM", {"ffn_dim": 128, "word_embed_proj_dim": 32}),
-    Architecture("bloom", DECODER, "BloomForCausalLM"),
-    Architecture("falcon", DECODER, "FalconForCausalLM"),
-    Architecture("llama", DECODER, "LlamaForCausalLM"),
-    Architecture("mistral", DECODER, "MistralForCausalLM"),
-    Architecture("qwen2", DECODER, "Qwen2ForCausalLM"),
-    Architecture("qwen3", DECODER, "Qwen3ForCausalLM", {"head_dim": 16}),
-    Architecture("gemma2", DECODER, "Gemma2ForCausalLM", {"head_dim": 16}),
-    Architecture("gemma3", DECODER, "Gemma3ForCausalLM", {"head_dim": 16}),
-    Architecture("phi", DECODER, "PhiForCausalLM"),
-    Architecture("phi3", DECODER, "Phi3ForCausalLM"),
-    Architecture("olmo2", DECODER, "Olmo2ForCausalLM"),
-    Architecture("stablelm", DECODER, "StableLmForCausalLM"),
-    Architecture("smollm3", DECODER, "SmolLM3ForCausalLM"),
-    Architecture(
-        "t5",
-        BOTH,
-        "T5ForConditionalGeneration",
-        {"d_kv": 16, "d_ff": 128, "num_layers": 2, "num_heads": 4},
-    ),
-    Architecture("bart", BOTH, "BartForConditionalGeneration"),
-    Architecture("pegasus", BOTH, "PegasusForConditionalGeneration"),
-    Architecture("marian", BOTH, "MarianMTModel"),
-    Architecture("mixtral", EXPERT, "MixtralForCausalLM", {"num_local_experts": 4}),
-    Architecture(
-        "qwen2-moe", EXPERT, "Qwen2MoeForCausalLM", {"shared_expert_intermediate_size": 64}
-    ),
-    Architecture("olmoe", EXPERT, "OlmoeForCausalLM"),
-    Architecture(
-        "deepseek-v3",
-        EXPERT,
-        "DeepseekV3ForCausalLM",
-        {
-            "n_routed_experts": 4,
-            "n_group": 2,
-            "topk_group": 1,
-            "kv_lora_rank": 16,
-            "q_lora_rank": 32,
-            "qk_rope_head_dim": 8,
-            "qk_nope_head_dim": 16,
-            "v_head_dim": 16,
-            "num_key_value_heads": 4,
-            "first_k_dense_replace": 1,
-        },
-    ),
-    Architecture("gpt-oss", EXPERT, "GptOssForCausalLM", {"num_local_experts": 4, "head_dim": 16}),
-    Architecture(
-        "switch",
-        BOTH,
-        "SwitchTransformersForConditionalGeneration",
-        {
-            "d_kv": 16,
-            "d_ff": 128,
-            "num_layers": 2,
-            "num_heads": 4,
-            "num_experts": 4,
-            "num_decoder_layers": 2,
-            "num_sparse_encoder_layers": 1,
-            "num_sparse_decoder_layers": 1,
-            "router_jitter_noise": 0.0,
-        },
-    ),
-    Architecture("mamba", RECURRENT, "MambaForCausalLM", {"state_size": 8}),
-    Architecture(
-        "mamba2",
-        RECURRENT,
-        "Mamba2ForCausalLM",
-        {"state_size": 8, "num_heads": 8, "head_dim": 16, "n_groups": 2, "chunk_size": 8},
-    ),
-    Architecture(
-        "rwkv", RECURRENT, "RwkvForCausalLM", {"context_length": 64, "attention_hidden_size": 64}
-    ),
-    Architecture(
-        "recurrent-gemma",
-        RECURRENT,
-        "RecurrentGemmaForCausalLM",
-        {
-            "num_hidden_layers": 3,
-            "lru_width": 64,
-            "attention_window_size": 16,
-            "num_key_value_heads": 2,
-            "head_dim": 16,
-        },
-    ),
-    Architecture(
-        "qwen3-next",
-        RECURRENT,
-        "Qwen3NextForCausalLM",
-        {
-            **EXPERTS,
-            "head_dim": 16,
-            "num_hidden_layers": 4,
-            "linear_num_key_heads": 2,
-            "linear_num_value_heads": 4,
-            "linear_key_head_dim": 16,
-            "linear_value_head_dim": 16,
-            "shared_expert_intermediate_size": 32,
-        },
-    ),
-    Architecture("vit", VISION, "ViTModel"),
-    Architecture("deit", VISION, "DeiTModel"),
-    Architecture("beit", VISION, "BeitModel"),
-    Architecture("dinov2", VISION, "Dinov2Model"),
-    Architecture(
-        "swin",
-        VISION,
-        "SwinModel",
-        {"patch_size": 4, "embed_dim": 32, "depths": [2, 2], "num_heads": [2, 4], "window_size": 4},
-        any_image,
-        without=("num_attention_heads",),
-    ),
-    Architecture(
-        "convnext",
-        VISION,
-        "ConvNextModel",
-        {"patch_size": 4, "hidden_sizes": [32, 64], "depths": [1, 1], "num_stages": 2},
-        any_image,
-    ),
-    Architecture(
-        "segformer",
-        VISION,
-        "SegformerForSemanticSegmentation",
-        {
-            "hidden_sizes": [16, 32, 48, 64],
-            "depths": [1, 1, 1, 1],
-            "num_attention_heads": [1, 2, 3, 4],
-            "decoder_hidden_size": 64,
-        },
-        large_image,
-    ),
-    Architecture("siglip-vision", VISION, "SiglipVisionModel"),
-    Architecture(
-        "clip",
-        VISION,
-        "CLIPModel",
-        {"text_config": TEXT, "vision_config": IMAGE, "projection_dim": 32},
-        image_and_text,
-    ),
-    Architecture("wav2vec2", SOUND, "Wav2Vec2Model"),
-    Architecture("hubert", SOUND, "HubertModel"),
-    Architecture("wavlm", SOUND, "WavLMModel"),
-    Architecture(
-        "whisper",
-        SOUND,
-        "WhisperForConditionalGeneration",
-        {**TWO_STACKS, "num_mel_bins": 16, "max_source_positions": 32, "max_target_positions": 64},
-        mel_and_text,
-    ),
-    Architecture(
-        "ast",
-        SOUND,
-        "ASTModel",
-        {
-            "patch_size": 8,
-            "frequency_stride": 8,
-            "time_stride": 8,
-            "max_length": 64,
-            "num_mel_bins": 32,
-        },
-        spectrogram,
-    ),
-    Architecture(
-        "perceiver",
-        OTHER,
-        "PerceiverModel",
-        {
-            "num_latents": 16,
-            "d_latents": 64,
-            "d_model": 32,
-            "num_self_attends_per_block": 2,
-            "num_self_attention_heads": 4,
-            "num_cross_attention_heads": 4,
-        },
-        latent_text,
-    ),
-    Architecture(
-        "time-series-transformer",
-        OTHER,
-        "TimeSeriesTransformerModel",
-        {
-            "d_model": WIDTH,
-            "prediction_length": 8,
-            "context_length": 12,
-            "num_time_features": 2,
-            "lags_sequence": [1, 2, 3, 4, 5, 6, 7],
-            "encoder_ffn_dim": 128,
-            "decoder_ffn_dim": 128,
-        },
-        forecast,
-    ),
-    Architecture(
-        "patchtst",
-        OTHER,
-        "PatchTSTModel",
-        {
-            "num_input_channels": 3,
-            "context_length": 32,
-            "patch_length": 4,
-            "patch_stride": 4,
-            "d_model": WIDTH,
-            "num_hidden_layers": 2,
-            "ffn_dim": 128,
-        },
-        series,
-    ),
-)
-TABLE = {row.name: row for row in ROWS}
+FIRST, SECOND = Lengths(2, 16, 32), Lengths(3, 21, 48)
+_DATA = json.loads(Path(__file__).with_suffix(".json").read_text())
+KINDS: dict[str, Inputs] = _DATA["kinds"]
+TABLE = {name: Architecture(**row) for name, row in _DATA["architectures"].items()}
 
 
 def build(row: Architecture, size: Lengths = FIRST) -> tuple[nn.Module, Inputs]:
@@ -303,11 +56,11 @@ def build(row: Architecture, size: Lengths = FIRST) -> tuple[nn.Module, Inputs]:
 
     torch.manual_seed(0)
     model_class = getattr(transformers, row.model)
-    sizes = {k: v for k, v in SIZES[row.kind].items() if k not in row.without}
+    sizes = {k: v for k, v in KINDS[row.kind].items() if k not in row.without}
     config = model_class.config_class(**{**sizes, **row.differs})
     _adjust(config)
     model = model_class(config).eval()
-    return model, (row.inputs or INPUTS[row.kind])(size)
+    return model, INPUTS[row.inputs or row.kind](size)
 
 
 def _adjust(config: Any) -> None:
@@ -327,3 +80,43 @@ def _adjust(config: Any) -> None:
             _adjust(value)
     if hasattr(config, "apply_spec_augment"):
         config.apply_spec_augment = False
+
+
+def _ids(size: Lengths) -> torch.Tensor:
+    return torch.randint(3, VOCABULARY, (size.batch, size.tokens))
+
+
+def _image(batch: int, side: int) -> Inputs:
+    return {"pixel_values": torch.randn(batch, 3, side, side)}
+
+
+def _forecast(size: Lengths) -> Inputs:
+    past, future = (size.batch, 19), (size.batch, 8)
+    return {
+        "past_values": torch.rand(past),
+        "past_time_features": torch.randn(*past, 2),
+        "past_observed_mask": torch.ones(past),
+        "future_values": torch.rand(future),
+        "future_time_features": torch.randn(*future, 2),
+    }
+
+
+INPUTS: dict[str, Callable[[Lengths], Inputs]] = {  # of kinds, and of single architectures
+    **dict.fromkeys(
+        ("encoder", "decoder", "mixture of experts", "recurrent"), lambda s: {"input_ids": _ids(s)}
+    ),
+    "encoder-decoder": lambda s: {"input_ids": _ids(s), "decoder_input_ids": _ids(s)},
+    "vision": lambda s: _image(s.batch, 32),
+    "audio": lambda s: {"input_values": torch.randn(s.batch, 125 * s.tokens)},
+    "any_image": lambda s: _image(s.batch, s.side),
+    "large_image": lambda s: _image(s.batch, 2 * s.side),
+    "image_and_text": lambda s: {**_image(s.batch, 32), "input_ids": _ids(s)},
+    "mel_and_text": lambda s: {
+        "input_features": torch.randn(s.batch, 16, 64),
+        "decoder_input_ids": _ids(s),
+    },
+    "spectrogram": lambda s: {"input_values": torch.randn(s.batch, 64, 32)},
+    "latent_text": lambda s: {"inputs": torch.randn(s.batch, s.tokens, 32)},
+    "series": lambda s: {"past_values": torch.randn(s.batch, 32, 3)},
+    "forecast": _forecast,
+}

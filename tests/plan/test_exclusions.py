@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import qfx
-from benchmarks.measures import SQNR_BAR
+from benchmarks.survey_page import SQNR_BAR
 from qfx.match.matching import match
 from qfx.ops.single_tensors import sqnr
 from qfx.plan.plan import Plan

@@ -1,4 +1,4 @@
-"""A trained language model stays near float. The whole of it: `python -m benchmarks.accuracy`."""
+"""A trained language model stays near float. The whole of it: `python -m benchmarks accuracy`."""
 
 from __future__ import annotations
 

@@ -1,10 +1,12 @@
-"""The whole-model benchmark measures every model, and says why a candidate is missing."""
+"""The runner asks every question; whole models are measured, or a row says why not."""
 
 from __future__ import annotations
 
 import json
 import re
+from argparse import Namespace
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,40 +15,122 @@ import numpy
 import pytest
 import torch
 
-from benchmarks import common, models, peers
-from benchmarks.common import compiled_apart
+import benchmarks.__main__ as runner
+import qfx
+from benchmarks import common, compiling, models, peers, results_page, training
+from benchmarks.common import compiled_apart, merge
 from benchmarks.converted import converted
-from benchmarks.models import BASELINE, Way, measure, report, ways
+from benchmarks.fresh import FailedError, call, in_a_process
+from benchmarks.models import BASELINE, Way, below, measure, ways
 from benchmarks.peer import UnsupportedError, missing
 from benchmarks.peer_ctranslate2 import Steps
 from benchmarks.peers import PEERS
-from benchmarks.prepare import BACKENDS, rows
+from benchmarks.question import Question, chosen
 from benchmarks.standing import ordinal, standings
 from benchmarks.subjects import SUBJECTS, TABLE, Subject
-from tests.lib.pairs import every
+from tests.conftest import on_threads
+from tests.lib.pairs import LONG, every
 from tests.lib.versions import packages
 
+Row = dict[str, Any]
+
+# --- the runner ---
+
+
+def test_every_question_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    files = (common.ROOT / "benchmarks").glob("*.py")
+    found = [p.stem for p in files if "\nQUESTION = Question(" in p.read_text()]
+    assert sorted(found) == sorted(runner.QUESTIONS)
+    with pytest.raises(SystemExit):
+        runner.main([])
+    printed = capsys.readouterr().out
+    assert all(re.search(rf"^{name} +\w.*\?$", printed, re.MULTILINE) for name in found)
+
+
+def test_options_have_the_types_of_their_defaults() -> None:
+    given = {"sizes": [1], "names": ["a"], "fast": False, "limit": 1.5}
+    parser = runner.parser("some", Question("?", lambda options: (), key=(), options=given))
+    assert parser.parse_args([]) == Namespace(threads=1, rounds=15, save=False, **given)
+    found = parser.parse_args(["--sizes", "2,3", "--names", "a, b;c", "--fast", "--limit", "2"])
+    assert (found.sizes, found.names, found.fast, found.limit) == ([2, 3], ["a, b", "c"], True, 2.0)
+    with pytest.raises(SystemExit, match="d: not one of a, b"):
+        chosen(["a", "d"], {"a": 1, "b": 2})
+
+
+# What is asked, at a tiny size.
+ASKED = {
+    "linear": ["--shapes", "4x64x32", "--kinds", "int8;7-bit;rotated;groups 64;5 bits, 64;1-bit"],
+    "linear, cold": ["--shapes", "1x64x32", "--kinds", "int8", "--cold", "1"],
+    "attention": ["--cases", "64"],
+    "cost": ["--count", "1"],
+    "training": ["--layers", "1"],
+    "compiling": [],
+}
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_what_a_question_saves_stands_on_the_page(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the eager backend in place of Inductor, in one process."""
+    monkeypatch.setattr(common, "RESULTS", tmp_path)
+    int8 = partial(qfx.backend, options={"inner": "eager"})
+    monkeypatch.setattr(training, "COMPILERS", {"float32 Inductor": "eager", "qfx": int8})
+    monkeypatch.setattr(training, "SIZES", {**SIZES["opt"], "dropout": 0.0})
+    monkeypatch.setattr(compiling, "BACKENDS", {"float32 Inductor": "eager"})
+    monkeypatch.setattr(compiling, "TABLE", {compiling.MODEL: _Tiny()})
+    for module in (training, compiling):
+        monkeypatch.setattr(module, "call", lambda f, *arguments, environment=None: f(*arguments))
+    question = name.split(",")[0]
+    with on_threads(1):
+        runner.main([question, "--save", "--rounds", "1", *ASKED[name]])
+    (file,) = results_page.read(tmp_path)
+    assert file.name == question and file.rows
+    assert all({"threads", "commit", "uncommitted_changes"} <= set(row) for row in file.rows)
+    shown = results_page.page([file])
+    assert re.search(r"^\| .* \| .*\d.* \|$", shown.split("## Whole models")[1], re.MULTILINE)
+
+
+class _Tiny:
+    def build(self) -> Any:
+        return torch.nn.Linear(2, 2), (torch.zeros(2, 2),)
+
+
+def test_saved_rows_are_replaced_by_their_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A row without figures replaces none that has them. Rows keep the commit that they had."""
+    monkeypatch.setattr(common, "RESULTS", tmp_path)
+    lacks = {"reason": "Not installed."}
+    path = merge("models", [{"model": "a", "ms": 1}, {"model": "b", **lacks}], ["model"])
+    path.write_text(path.read_text().replace(common.machine()["commit"], "before"))
+    merge("models", [{"model": "a", **lacks}, {"model": "c", **lacks}], ["model"])
+    merge("models", [{"model": "b", "ms": 2}], ["model"])
+    rows = json.loads(path.read_text())["rows"]
+    found = [(row["model"], row.get("ms")) for row in rows]
+    assert found == [("a", 1), ("c", None), ("b", 2)]
+    assert rows[0]["commit"] == "before" != rows[1]["commit"]
+
+
+def test_a_fresh_process_answers_or_says_why_not() -> None:
+    assert call(ordinal, 3) == "3rd"
+    with pytest.raises(FailedError, match=r"No module named benchmarks\.no_such"):
+        in_a_process("benchmarks.no_such")
+    with pytest.raises(FailedError, match="stopped after 0 s"):
+        call(ordinal, 3, limit_s=0.01)
+
+
+# --- whole models ---
+
 # Weights deviate as is usual for 64 features: with smaller ones nobody would see an int8 error.
-BLOCK = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
-WEIGHTS = {"intermediate_size": 128, "initializer_range": 0.125}
+BLOCK = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 128}
+WEIGHTS = {**BLOCK, "intermediate_size": 128, "initializer_range": 0.125}
 SIZES: dict[str, dict[str, Any]] = {
-    "bert": {**BLOCK, **WEIGHTS, "vocab_size": 128},
-    "vit": {**BLOCK, **WEIGHTS, "patch_size": 16},
-    "opt": {
-        **BLOCK,
-        "vocab_size": 128,
-        "ffn_dim": 128,
-        "word_embed_proj_dim": 64,
-        "init_std": 0.125,
-    },
-    "minilm": {**BLOCK, **WEIGHTS, "vocab_size": 128},
-    "smollm2": {
-        **BLOCK,
-        "vocab_size": 128,
-        "intermediate_size": 128,
-        "num_key_value_heads": 1,
-        "initializer_range": 0.125,
-    },
+    "bert": WEIGHTS,
+    "minilm": WEIGHTS,
+    "vit": {**WEIGHTS, "patch_size": 16},
+    "opt": {**BLOCK, "ffn_dim": 128, "word_embed_proj_dim": 64, "init_std": 0.125},
+    "smollm2": {**WEIGHTS, "num_key_value_heads": 1},
 }
 OWN = [name for name in ways() if name not in PEERS]
 FIGURES = {"median_ms", "best_ms", "spread", "ratio", "prepare_cpu_s"}
@@ -65,8 +149,8 @@ def _without_inductor(name: str, way: Way) -> Way:
 @pytest.mark.parametrize("subject", SUBJECTS, ids=lambda s: s.name)
 def test_a_model_gives_a_row_for_each_candidate(subject: Subject) -> None:
     small, sizes = _tiny(subject)
-    chosen = {name: _without_inductor(name, ways()[name]) for name in OWN}
-    found = measure(small, chosen, rounds=1, sizes=sizes)
+    used = {name: _without_inductor(name, ways()[name]) for name in OWN}
+    found = measure(small, used, rounds=1, sizes=sizes)
     assert [row["candidate"] for row in found] == OWN
     for row in found:
         assert set(row) >= FIGURES, row
@@ -75,16 +159,22 @@ def test_a_model_gives_a_row_for_each_candidate(subject: Subject) -> None:
     assert {row["isa"] for row in found if row["candidate"].startswith("qfx")} - {None}
 
 
-@packages
 def test_float_and_qfx_are_compiled_apart() -> None:
     """Of one model: int8 errors show in qfx's outputs, and only there."""
     small, sizes = _tiny(SUBJECTS[0])
-    names = (BASELINE, "float32 Inductor", "qfx", "qfx exported")
-    chosen = {name: ways()[name] for name in names}
-    found = {row["candidate"]: row for row in measure(small, chosen, rounds=1, sizes=sizes)}
-    assert found["float32 Inductor"]["sqnr_db"] > 100
-    assert 20 < found["qfx"]["sqnr_db"] < 60
-    assert 20 < found["qfx exported"]["sqnr_db"] < 60
+    int8 = partial(qfx.backend, options={"inner": "eager", "minimum_gain": 0})
+    backends = {"float32 compiled": "aot_eager", "qfx": int8}
+    used = {name: Way(partial(models.compiled, how)) for name, how in backends.items()}
+    found = measure(small, {BASELINE: Way(models.eager), **used}, rounds=1, sizes=sizes)
+    assert found[1]["sqnr_db"] > 100 and 20 < found[2]["sqnr_db"] < 60
+
+
+@packages
+@pytest.mark.skipif(not LONG, reason="compiles C++, which the tests of export do too")
+def test_an_exported_model_is_int8() -> None:
+    small, sizes = _tiny(SUBJECTS[0])
+    used = {name: ways()[name] for name in (BASELINE, "qfx exported")}
+    assert 20 < measure(small, used, rounds=1, sizes=sizes)[1]["sqnr_db"] < 60
 
 
 def _fails(*_: Any) -> Any:
@@ -114,12 +204,12 @@ FAKES = {
 
 def test_a_peer_that_does_not_run_is_a_line_with_the_reason() -> None:
     small, sizes = _tiny(TABLE["opt-prefill-256"])
-    chosen = {BASELINE: ways()[BASELINE], **{name: way for name, (way, _) in FAKES.items()}}
-    found = measure(small, chosen, rounds=2, sizes=sizes)
+    used = {BASELINE: ways()[BASELINE], **{name: way for name, (way, _) in FAKES.items()}}
+    found = measure(small, used, rounds=2, sizes=sizes)
     assert {r["candidate"]: r.get("reason") for r in found[1:]} == {
         n: w for n, (_, w) in FAKES.items()
     }
-    printed = report(found)
+    printed = below(found)
     for row in found:
         assert ("reason" in row) != (set(row) >= FIGURES)
         if "reason" in row:
@@ -153,13 +243,6 @@ def test_the_summary_says_first_or_nth(own: list[Any], lines: list[str]) -> None
     """Among all that is not qfx and that ran, float32 too."""
     rows = [_row(BASELINE, 1.0), *own, _row("slow", 3.0), _row("peer", 5.0), _row("broken")]
     assert standings(rows) == lines
-    last = report(rows).splitlines()[-len(lines) :] if lines else []
-    assert last == [f"a, 2 threads: {line}" for line in lines]
-
-
-def test_candidates_can_be_chosen_by_name() -> None:
-    everything = ways()
-    assert models.names(",".join(everything), everything) == list(everything)
 
 
 def test_ordinals() -> None:
@@ -255,46 +338,3 @@ def test_a_model_is_converted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert converted("format", model, write) != first and len(written) == 2
     assert converted("other", model, write) != first and len(written) == 3
     assert len(list(first.parent.iterdir())) == 3
-
-
-def test_saved_rows_are_replaced_by_their_key(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(common, "RESULTS", tmp_path)
-    common.merge("models", [{"model": "a", "ms": 1}, {"model": "b", "ms": 1}], ["model"])
-    path = common.merge("models", [{"model": "a", "ms": 2}], ["model"])
-    assert json.loads(path.read_text())["rows"] == [
-        {"model": "b", "ms": 1},
-        {"model": "a", "ms": 2},
-    ]
-
-
-def test_a_row_without_figures_removes_none_that_has_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A run without a peer's package keeps what an earlier one measured."""
-    monkeypatch.setattr(common, "RESULTS", tmp_path)
-    lacks = {"reason": "Not installed."}
-    common.merge("models", [{"model": "a", "ms": 1}, {"model": "b", **lacks}], ["model"])
-    common.merge("models", [{"model": "a", **lacks}, {"model": "c", **lacks}], ["model"])
-    path = common.merge("models", [{"model": "b", "ms": 2}], ["model"])
-    assert json.loads(path.read_text())["rows"] == [
-        {"model": "a", "ms": 1},
-        {"model": "c", **lacks},
-        {"model": "b", "ms": 2},
-    ]
-
-
-def test_preparing_is_compared_with_float_inductor() -> None:
-    rounds = [{name: {"cpu_s": 10.0 + i, "wall_s": 5.0} for i, name in enumerate(BACKENDS)}]
-    assert [row["ratio"] for row in rows(rounds, 1)] == [1.0, 1.1, 1.2]
-
-
-def test_the_plot_has_every_model_and_candidate_that_ran(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    from benchmarks.plot import draw
-
-    ran = {"model": "a", "candidate": "qfx", "ratio": 2.0, "sqnr_db": 30.0}
-    path = tmp_path / "a.svg"
-    draw([ran, {"model": "a", "candidate": "peer", "reason": "none"}], "title", path)
-    assert path.read_text().count("<svg ") == 1

@@ -1,4 +1,4 @@
-"""Training on real images follows float. The whole of it: `python -m benchmarks.digits`."""
+"""Training on real images follows float, as docs/results.md shows of all 30 epochs."""
 
 from __future__ import annotations
 

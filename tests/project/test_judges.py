@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from benchmarks import accuracy, ctranslate2_file, mpnet, parts, results_sections, whisper
+from benchmarks import accuracy, ctranslate2_file, mpnet, parts, whisper
 from benchmarks.judged import Judged
 from benchmarks.judged_encoders import _sentences
 from benchmarks.judged_speech import _speech, _task
@@ -297,9 +297,3 @@ def test_a_row_for_each_setting_that_the_model_has_inputs_for(
     if spare:
         assert "xs8r_ws8r" in rows["calibrated"]["schemes"] and rows["calibrated"]["error"] > 0
         assert "calibration s" in rows["calibrated"]
-
-
-@pytest.mark.parametrize("model", accuracy.JUDGED)
-def test_every_judged_model_has_one_table(model: str) -> None:
-    of = [s for s in results_sections.SECTIONS if s.benchmark == "accuracy"]
-    assert len([s for s in of if s.only({"model": model})]) == 1

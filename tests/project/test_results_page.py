@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import replace
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,8 @@ import pytest
 
 from benchmarks import common, results_page
 from benchmarks.common import slug
-from benchmarks.models import KEY
+from benchmarks.results_age import OLD, UNKNOWN, Age, unmarked
+from benchmarks.results_cells import filled
 
 HOST = {"flags": ["avx2"], "cores": 2, "threads": 1, "torch": "2.13", "python": "3.11"}
 HOST |= {"commit": "0123456789", "uncommitted_changes": False}
@@ -23,25 +24,25 @@ GRAVITON = {"cpu": "aarch64", "family_model": ["0x41", "0xd4f"]}
 Row = dict[str, Any]
 
 
-def _row(candidate: str, ratio: float, model: str = "bert-1x128", **other: Any) -> Row:
-    figures = {"median_ms": 100 / ratio, "ratio": ratio}
-    return {"model": model, "candidate": candidate, "threads": 1, **figures, **other}
+def _row(candidate: str, ratio: float, **other: Any) -> Row:
+    figures = {"median_ms": 100 / ratio, "ratio": ratio, "threads": 1, "commit": HOST["commit"]}
+    return {"model": "bert-1x128", "candidate": candidate, **figures, **other}
 
 
-def _rows(*ratios: float) -> list[Row]:
+def _rows(*ratios: float, **other: Any) -> list[Row]:
     """The baseline, then peers of these speeds, the last of them qfx."""
     names = ("torchao W8A8", "CTranslate2 int8", "qfx")[-len(ratios) :]
-    rows = [_row("float32 eager", 1.0), *map(_row, names, ratios)]
-    return [{**row, "commit": HOST["commit"]} for row in rows]
+    found = zip(("float32 eager", *names), (1.0, *ratios), strict=True)
+    return [_row(name, ratio, **other) for name, ratio in found]
 
 
-def _save(folder: Path, cpu: Row, rows: list[Row]) -> None:
+def _save(folder: Path, cpu: Row, rows: list[Row], name: str = "models") -> None:
     saved = {"machine": {**HOST, **cpu}, "rows": rows}
-    (folder / f"{slug(cpu)}-models.json").write_text(json.dumps(saved))
+    (folder / f"{slug(cpu)}-{name}.json").write_text(json.dumps(saved))
 
 
-def _page(folder: Path) -> str:
-    return results_page.page(results_page.read(folder))
+def _page(folder: Path, age: Age | None = None) -> str:
+    return results_page.page(results_page.read(folder), age)
 
 
 def _figures(page: str) -> set[tuple[str, str, str]]:
@@ -70,38 +71,19 @@ def test_a_further_processor_adds_figures_and_removes_none(tmp_path: Path) -> No
     assert names == {f"{cpu['cpu']} 6-167, 1 thread" for cpu in (XEON, PLATINUM)}
 
 
-def test_a_table_names_only_processors_that_have_figures_in_it(tmp_path: Path) -> None:
-    """Files of one benchmark fill several tables, and not each of them all."""
-    for cpu, models in ((AMD, ("digits",)), (XEON, ("digits", "tiny"))):
-        figures = {"setting": "float", "accuracy %": 96.5, "nll": 0.16, "SQNR dB": 200.0}
-        rows = [{"model": m, "threads": 1, **figures} for m in models]
-        saved = json.dumps({"machine": {**HOST, **cpu}, "rows": rows})
-        (tmp_path / f"{slug(cpu)}-accuracy.json").write_text(saved)
-    tiny = replace(
-        next(
-            s
-            for s in results_page.SECTIONS
-            if s.benchmark == "accuracy" and s.only({"model": "digits"})
-        ),
-        only=lambda row: row["model"] == "tiny",
-        text="Tiny.",
-    )
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(results_page, "SECTIONS", (*results_page.SECTIONS, tiny))
-        page = _page(tmp_path)
-    lines = [line for line in page.splitlines() if re.match(r".*: .*threads?, commit", line)]
-    assert [line.split(":")[0] for line in lines] == ["AMD 26-2", "Intel 6-167", "Intel 6-167"]
-
-
-def test_figures_of_the_gpu_are_no_part_of_it(tmp_path: Path) -> None:
-    _save(tmp_path, AMD, _rows(2.0))
-    page = _page(tmp_path)
-    (tmp_path / "nvidia-h100-80gb-hbm3-gpu.jsonl").write_text('{"part": "machine"}\n')
-    assert _page(tmp_path) == page
+def test_a_row_that_no_table_shows_is_an_error(tmp_path: Path) -> None:
+    figures = {"setting": "float", "accuracy %": 96.5, "nll": 0.16, "SQNR dB": 200.0}
+    _save(tmp_path, AMD, [{"model": "digits", **figures}], "accuracy")
+    text = _page(tmp_path)
+    assert "| float | 96.50 % | 0.1600 |" in text  # without the SQNR of an exact result
+    assert text.count("Not measured yet.") > 10
+    _save(tmp_path, XEON, [{"model": "tiny", **figures}], "accuracy")
+    with pytest.raises(ValueError, match=r"does not show \('accuracy', .*'tiny'"):
+        _page(tmp_path)
 
 
 def test_a_number_of_threads_has_columns_and_a_standing_of_its_own(tmp_path: Path) -> None:
-    rows = [*_rows(3.0, 2.0), *({**row, "threads": 2} for row in _rows(3.0, 4.0))]
+    rows = [*_rows(3.0, 2.0), *_rows(3.0, 4.0, threads=2)]
     rows.append({**_row("llama.cpp Q8_0", 1.0), "reason": "It is for language models."})
     _save(tmp_path, AMD, rows)
     page = _page(tmp_path)
@@ -123,19 +105,74 @@ def test_a_figure_never_stands_in_the_place_of_another(tmp_path: Path) -> None:
         _page(tmp_path)
 
 
-def test_a_run_on_a_new_processor_writes_a_file_of_its_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(common, "RESULTS", tmp_path)
-    for cpu, ratio in ((AMD, 2.0), (XEON, 3.0), (GRAVITON, 4.0), (XEON, 5.0)):
-        monkeypatch.setattr(common, "machine", lambda cpu=cpu: {**HOST, **cpu})
-        common.merge("models", _rows(ratio), KEY)
-    speeds = {text for way, _, text in _figures(_page(tmp_path)) if way == "qfx"}
-    assert speeds == {"2.00x", "5.00x", "4.00x"}
-
-
 def test_processors_of_arm_have_names(monkeypatch: pytest.MonkeyPatch) -> None:
     """Their `/proc/cpuinfo` has neither a family nor a model."""
     known = {"CPU implementer": "0x41", "CPU part": "0xd4f", "Features": "asimddp i8mm"}
     monkeypatch.setattr(common, "_cpuinfo", lambda: known)
     assert common.machine()["family_model"] == ["0x41", "0xd4f"]
+
+
+def test_a_cell_leaves_out_what_the_row_lacks() -> None:
+    row = {"us": 99.5, "dB, exact": 120.0, "gain": None, "x - y": 0.0015}
+    assert filled(["{us:us}", "{dB, exact:db} dB", "{gain:.1f}x", "{peak} %"], row) == "99.5 us"
+    assert filled("{x - y:thousandths}", row) == "1.500" and filled("{peak} %", row) is None
+
+
+# --- figures that are older than their code ---
+
+
+def _commit(root: Path, file: str, text: str) -> str:
+    """Commits a file and returns the commit's name."""
+    (root / file).parent.mkdir(parents=True, exist_ok=True)
+    (root / file).write_text(text)
+    git = ["git", "-c", "user.name=a", "-c", "user.email=a@b", "-C", str(root)]
+    for command in (["add", "."], ["commit", "-qm", "one"], ["rev-parse", "HEAD"]):
+        done = subprocess.run([*git, *command], check=True, capture_output=True, text=True)
+    return done.stdout.strip()
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A repository without commits."""
+    subprocess.run(["git", "init", "-q", str(tmp_path / "root")], check=True)
+    return tmp_path / "root"
+
+
+def test_a_newer_commit_of_the_measured_code_marks_the_figures(root: Path, tmp_path: Path) -> None:
+    """And no commit of other files does."""
+    before = _commit(root, "csrc/cpu/gemm/gemm.h", "int a;")
+    _save(tmp_path, AMD, _rows(2.0, commit=before))
+    _commit(root, "docs/page.md", "words")
+    assert f"commit {before[:8]}." in _page(tmp_path, Age(root))
+    now = _commit(root, "csrc/cpu/gemm/gemm.h", "int a;  // a comment counts")
+    marked = _page(tmp_path, Age(root))
+    assert f"commit {before[:8]}{OLD}." in marked and f"2.00x{OLD}" not in marked
+    _save(tmp_path, AMD, [*_rows(2.0, commit=before), _row("qfx exported", 3.0, commit=now)])
+    mixed = _page(tmp_path, Age(root))
+    assert f"2.00x{OLD}" in mixed and f"3.00x *{OLD}" not in mixed and "| 100.0 ms |" in mixed
+    assert unmarked(mixed) == unmarked(_page(tmp_path)) != mixed
+
+
+@pytest.mark.parametrize("place", ["no repository", "an unknown commit"])
+def test_the_page_says_where_it_cannot_tell(place: str, root: Path, tmp_path: Path) -> None:
+    _commit(root, "csrc/cpu/gemm/gemm.h", "int a;")
+    _save(tmp_path, AMD, _rows(2.0))
+    age = Age(root if place == "an unknown commit" else tmp_path)
+    assert f"commit {HOST['commit'][:8]}{UNKNOWN}." in _page(tmp_path, age)
+
+
+def test_one_figure_of_rows_of_two_ages_is_no_contradiction(root: Path, tmp_path: Path) -> None:
+    """The float32 of a case is beside each instruction set."""
+    commits = [_commit(root, "csrc/cpu/gemm/gemm.h", text) for text in ("int a;", "int b;")]
+    figures = {"case": "64", "shape": "1x2", "float us": 9.0, "us": 3.0, "of float": 3.0}
+    isas = zip(("amx", "avx2"), commits, strict=True)
+    rows = [{**figures, "isa": isa, "commit": commit} for isa, commit in isas]
+    _save(tmp_path, AMD, rows, "attention")
+    assert f"| 3 us, 3.00x{OLD} | 3 us, 3.00x |" in _page(tmp_path, Age(root))
+
+
+def test_other_libraries_do_not_age(root: Path, tmp_path: Path) -> None:
+    commit = _commit(root, "csrc/cpu/gemm/gemm.h", "int a;")
+    _commit(root, "csrc/cpu/gemm/gemm.h", "int b;")
+    _save(tmp_path, AMD, [row for row in _rows(3.0, 2.0, commit=commit) if row["ratio"] != 2.0])
+    assert f"commit {commit[:8]}." in _page(tmp_path, Age(root))
