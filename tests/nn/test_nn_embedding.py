@@ -309,3 +309,13 @@ def test_nothing_is_warned_of_where_all_becomes_codes() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         tied()
+
+
+def test_loaded_scales_are_copies() -> None:
+    """A write to the state dict after loading changes nothing in the module."""
+    state = qfx.nn.Embedding.from_float(nn.Embedding(10, 64)).state_dict()
+    module = qfx.nn.Embedding.from_float(nn.Embedding(10, 64))
+    module.load_state_dict(state)
+    before = module.scale.clone()
+    state["scale"].fill_(1.0)
+    assert torch.equal(module.scale, before)
