@@ -156,7 +156,7 @@ class Programs:
 
     def __init__(self, scheme: str, case: Case, model: Any, bits: tuple[int, int] = (8, 8)) -> None:
         keys, values = bits
-        sizes = {"max_length": case.length, "batch_sizes": (case.batch,)}
+        sizes: dict[str, Any] = {"max_length": case.length, "batch_sizes": (case.batch,)}
         self.model = compile_for_generate(model, scheme, **sizes, key_bits=keys, value_bits=values)
         self.cache: Any = None
         self.weights = linear_bytes(self.model)
