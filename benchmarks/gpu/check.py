@@ -1,6 +1,7 @@
-"""Correctness of one kernel, in a process of its own, because a wrong barrier would never return.
+"""Correctness of the kernels, each in a process of its own, because a wrong barrier would never
+return.
 
-    QFX_CUDA_KERNEL=s8_swap16 python -m benchmarks.gpu.check s8 [--device cpu] [--tiny]
+    QFX_CUDA_KERNEL=s8_swap16 python -m benchmarks.gpu.check s8 [cuda | cpu, with tiny sizes]
 
 Products are compared with the exact float64 product of the integers, and a second run must have the
 same bits; linears are compared with their reference, within a unit in the last place. Prints one
@@ -9,22 +10,33 @@ JSON object; the exit status is 1 if anything differs.
 
 from __future__ import annotations
 
-import argparse
 import json
+import os
+import re
+import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import product
 
 import torch
 from torch import Tensor
 
-from benchmarks.gpu.operands import each
+from benchmarks.common import ROOT
+from benchmarks.gpu.session import Row, Session
 from qfx.ops import REFERENCES
 from qfx.ops.layout import Layout
 
 OPS = torch.ops.qfx
+PORTABLE, VARIABLE = "portable", "QFX_CUDA_KERNEL"
 M = (1, 2, 15, 16, 17, 63, 64, 65, 127, 129, 300)
 N, K = (1, 8, 24, 72, 515, 4096), (1, 16, 48, 144, 1000, 4112)
 TINY = ((1, 17), (8, 24), (48, 144))
+LIMIT = 20.0  # seconds of a kernel that is right, and of the machine's that one that hangs costs
+SPLITS = (1, 2, 4)  # parts of K
+MOST_TILES = 16  # of tokens: where there are more, a wider tile is faster
+SMALL_M = 128  # up to here tiles are few, so that K is worth splitting
 
 
 @dataclass(frozen=True)
@@ -74,32 +86,90 @@ def sign_products(weight: Weight, m: int, device: str) -> list[str]:
     n, k = weight.values.shape
     x = torch.randn(m, k, device=device)
     x_signs, w_signs = (torch.where(t >= 0, 1.0, -1.0).double() for t in (x, weight.values))
-    got = OPS.binary_mm(x, weight.packed, n)
-    wrong = int((got != (x_signs @ w_signs.T).int()).sum())
+    wrong = int((OPS.binary_mm(x, weight.packed, n) != (x_signs @ w_signs.T).int()).sum())
     return [f"{wrong} sums of signs differ"] if wrong else []
 
 
 CHECKS = {"s8": products, "b1": sign_products}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("operands", choices=CHECKS)
-    parser.add_argument("--device", default="cuda")
-    parser.add_argument("--tiny", action="store_true")
-    given = parser.parse_args()
+def named(operands: str) -> list[str]:
+    """Returns the Hopper kernels of csrc/cuda/sm90/kernels.inc for "s8" or "b1" operands."""
+    text = (ROOT / "csrc" / "cuda" / "sm90" / "kernels.inc").read_text()
+    return re.findall(rf"^QFX_{operands.upper()}\((\w+),", text, re.M)
+
+
+@contextmanager
+def forced(kernel: str) -> Iterator[None]:
+    """Runs products on this kernel inside the context; qfx reads the variable at every call."""
+    before = os.environ.get(VARIABLE)
+    os.environ[VARIABLE] = kernel
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[VARIABLE]
+        else:
+            os.environ[VARIABLE] = before
+
+
+def kernels(session: Session) -> Iterator[Row]:
+    """Compares each kernel with exact sums. `ok`: whether the following stages time it."""
+    for operands in CHECKS:
+        for kernel in [PORTABLE, *([] if session.dry else named(operands))]:
+            yield {"operands": operands, "kernel": kernel, **checked(session, operands, kernel)}
+
+
+def checked(session: Session, operands: str, kernel: str) -> Row:
+    """Returns what the process of a kernel found. In a dry run it may take all the time, because
+    the machine may be busy."""
+    limit = session.left if session.dry else min(LIMIT, session.left)
+    command = [sys.executable, "-m", "benchmarks.gpu.check", operands, session.device.type]
+    env = {**os.environ, VARIABLE: kernel}
+    try:
+        done = subprocess.run(
+            command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=limit
+        )
+    except subprocess.TimeoutExpired:
+        return {"ok": False, "result": f"did not return within {limit:.0f} s"}
+    if done.returncode not in (0, 1) or not done.stdout.strip():
+        error = (done.stderr.strip().splitlines() or ["no output"])[-1]
+        return {"ok": False, "result": f"exit status {done.returncode}: {error}"}
+    return {"ok": done.returncode == 0, **json.loads(done.stdout.splitlines()[-1])}
+
+
+def right(session: Session, operands: str) -> list[str]:
+    """Returns the kernels that the stage found correct."""
+    rows = session.of("kernels")
+    return [row["kernel"] for row in rows if row.get("operands") == operands and row["ok"]]
+
+
+def choices(names: list[str], m: int) -> list[str]:
+    """Returns the choices worth timing for m rows, of the correct kernels: Hopper kernels with
+    splits of K, and the portable one. A kernel with swapped operands is named by the rows of x in
+    its tile."""
+    small, least, widest = m <= SMALL_M, m // MOST_TILES, max(16, 2 * m)
+    found = [PORTABLE] if PORTABLE in names else []
+    for name in names:
+        tokens = int(name.partition("swap")[2] or 0)
+        fits = least <= tokens <= widest if tokens else not small
+        if name != PORTABLE and fits:
+            found += [f"{name}/{s}" for s in (SPLITS if small else SPLITS[:1])]
+    return found
+
+
+def main(operands: str, device: str = "cuda") -> None:
     torch.manual_seed(0)
-    wrong, cases = [], 0
-    rows, *others = TINY if given.tiny else (M, N, K)
-    for n, k in each(*others):
-        weight = Weight.of(given.operands, n, k, given.device)
+    rows, *others = TINY if device == "cpu" else (M, N, K)
+    wrong = []
+    for n, k in product(*others):
+        weight = Weight.of(operands, n, k, device)
         for m in rows:
-            cases += 1
-            found = CHECKS[given.operands](weight, m, given.device)
-            wrong += [f"{m}x{k}x{n}: {what}" for what in found]
+            wrong += [f"{m}x{k}x{n}: {what}" for what in CHECKS[operands](weight, m, device)]
+    cases = len(rows) * len(others[0]) * len(others[1])
     print(json.dumps({"cases": cases, "wrong": len(wrong), "first": wrong[:3]}))
     sys.exit(bool(wrong))
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])

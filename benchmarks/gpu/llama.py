@@ -4,29 +4,22 @@ linear for training."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmarks.gpu.clock import wall_seconds
 from benchmarks.gpu.session import Row, Session
 
 HIDDEN, INNER, HEADS, LAYERS = 4096, 14336, 32, 4
-PREFILL, CONTEXT, DECODES = (4, 2048), 2048, (1, 16)
+PREFILL, CONTEXT = (4, 2048), 2048
 MUST = {"prefill": 1.15, "decode": 1.25, "training": 1.15, "linear, both ways": 1.15}
 Ways = dict[str, dict[str, Any] | None]
 _DEFAULT: Ways = {"bf16": None, "qfx": {}}
-_CODES: Ways = {
-    **_DEFAULT,
-    "qfx w8a8-asymmetric": {"scheme": "w8a8-asymmetric", "minimum_gain": 0},
-}
-_TRAINED: Ways = {
-    **_CODES,
-    "int8 backward": {"scheme": "w8a8-asymmetric", "backward": "int8", "minimum_gain": 0},
-}
+_ASYMMETRIC = {"scheme": "w8a8-asymmetric", "minimum_gain": 0}
+_CODES: Ways = {**_DEFAULT, "qfx w8a8-asymmetric": _ASYMMETRIC}
+_TRAINED: Ways = {**_CODES, "int8 backward": {**_ASYMMETRIC, "backward": "int8"}}
 WAYS: dict[str, Ways] = {
     "prefill": {**_CODES, "qfx w8a8": {"scheme": "w8a8", "minimum_gain": 0}},
     "decode": {**_DEFAULT, "qfx w8": {"scheme": "w8", "minimum_gain": 0}},
@@ -35,28 +28,20 @@ WAYS: dict[str, Ways] = {
 }
 
 
-@dataclass(frozen=True)
-class Sizes:
-    hidden: int
-    inner: int
-    heads: int
-
-
 class Layer(nn.Module):
-    """A layer of Llama without its rotary embedding; queries, keys and values share one input."""
+    """A layer of Llama without its rotary embedding; queries, keys and values share one input.
+    `keys` and `values` are buffers, so that a CUDA graph may write to them."""
 
     keys: Tensor
     values: Tensor
 
-    def __init__(self, s: Sizes) -> None:
+    def __init__(self, hidden: int, inner: int, heads: int) -> None:
         super().__init__()
-        self.heads = s.heads
-        self.norms = nn.ModuleList(nn.RMSNorm(s.hidden) for _ in range(2))
-        self.q, self.k, self.v, self.o = (
-            nn.Linear(s.hidden, s.hidden, bias=False) for _ in range(4)
-        )
-        self.gate, self.up = (nn.Linear(s.hidden, s.inner, bias=False) for _ in range(2))
-        self.down = nn.Linear(s.inner, s.hidden, bias=False)
+        self.heads = heads
+        self.norms = nn.ModuleList(nn.RMSNorm(hidden) for _ in range(2))
+        self.q, self.k, self.v, self.o = (nn.Linear(hidden, hidden, bias=False) for _ in range(4))
+        self.gate, self.up = (nn.Linear(hidden, inner, bias=False) for _ in range(2))
+        self.down = nn.Linear(inner, hidden, bias=False)
 
     def forward(self, x: Tensor, decodes: bool) -> Tensor:
         """Runs the layer on x [B, T, hidden]. `decodes`: T is 1, and x is the last token of a full
@@ -71,58 +56,49 @@ class Layer(nn.Module):
         read = self.norms[1](x)
         return x + self.down(F.silu(self.gate(read)) * self.up(read))
 
-    def remember(self, keys: Tensor, values: Tensor) -> None:
-        """Sets the cache: buffers, so that its address is fixed and a CUDA graph may write to
-        it."""
-        self.register_buffer("keys", keys)
-        self.register_buffer("values", values)
-
     def _split(self, y: Tensor) -> Tensor:
         return y.unflatten(-1, (self.heads, -1)).transpose(1, 2)
 
 
 class Llama(nn.Module):
-    def __init__(self, sizes: Sizes, layers: int) -> None:
+    def __init__(self, layers: int, *sizes: int) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(Layer(sizes) for _ in range(layers))
+        self.layers = nn.ModuleList(Layer(*sizes) for _ in range(layers))
 
     def forward(self, x: Tensor, decodes: bool = False) -> Tensor:
         for layer in self.layers:
             x = layer(x, decodes)
         return x
 
-    def remember(self, session: Session, batch: int, sizes: Sizes) -> None:
-        """Sets a random cache of [batch, heads, CONTEXT, hidden / heads] for each layer."""
-        shape = (batch, sizes.heads, session.size(CONTEXT), sizes.hidden // sizes.heads)
-        for layer in self.layers:
-            assert isinstance(layer, Layer)
-            layer.remember(session.random(*shape), session.random(*shape))
-
 
 def llama(session: Session) -> Iterator[Row]:
     """Yields the rows of prefill, decoding and training: bfloat16 first, then the ways of qfx."""
-    sizes = Sizes(session.size(HIDDEN), session.size(INNER), 4 if session.dry else HEADS)
+    hidden, heads = session.size(HIDDEN), 4 if session.dry else HEADS
     with session.device:
-        model = Llama(sizes, 1 if session.dry else LAYERS).bfloat16()
-    batch, tokens = (2, 16) if session.dry else PREFILL
-    x = session.random(batch, tokens, sizes.hidden)
+        layers = 1 if session.dry else LAYERS
+        model = Llama(layers, hidden, session.size(INNER), heads).bfloat16()
+    x = session.random(*((2, 16) if session.dry else PREFILL), hidden)
+
+    def decode(batch: int) -> Iterator[Row]:
+        shape = (batch, heads, session.size(CONTEXT), hidden // heads)
+        for layer in model.layers:
+            layer.register_buffer("keys", session.random(*shape))
+            layer.register_buffer("values", session.random(*shape))
+        one = session.random(batch, 1, hidden)
+        return _compared(session, "decode", model, (one, True), mode="reduce-overhead")
+
     yield from _compared(session, "prefill", model, (x,))
-    first, *others = DECODES
-    for count in (first, None, *others):  # training between: decoding alone would take all the time
-        if count is None:
-            yield from _compared(session, "training", model, (x,))
-            continue
-        model.remember(session, count, sizes)
-        one = session.random(count, 1, sizes.hidden)
-        yield from _compared(session, "decode", model, (one, True), mode="reduce-overhead")
+    yield from decode(1)
+    yield from _compared(session, "training", model, (x,))  # or decoding would take all the time
+    yield from decode(16)
 
 
 def linear_both_ways(session: Session) -> Iterator[Row]:
     """Measures forward and backward of one linear, with the gradients of its input and its
     weight."""
-    sizes = session.size(HIDDEN), session.size(HIDDEN)
-    linear = nn.Linear(*sizes, bias=False, device=session.device, dtype=torch.bfloat16)
-    x = session.random(session.size(8192), sizes[0]).requires_grad_()
+    size = session.size(HIDDEN)
+    linear = nn.Linear(size, size, bias=False, device=session.device, dtype=torch.bfloat16)
+    x = session.random(session.size(8192), size).requires_grad_()
     return _compared(session, "linear, both ways", linear, (x,))
 
 
@@ -134,7 +110,7 @@ def _compared(
     for name, options in WAYS[what].items():
         run = _compiled(session, model, options, mode)
         step, result = _step(run, model, inputs, WAYS[what] is _TRAINED)
-        took = wall_seconds(step, session.device, 2 if session.dry else 9)
+        took = session.wall_seconds(step, 2 if session.dry else 9)
         baseline, expected = baseline or took, result if expected is None else expected
         noise = (result.float() - expected.float()).norm() / expected.float().norm()
         row = {"what": what, "shape": list(inputs[0].shape), "way": name, "ms": took * 1e3}
@@ -144,19 +120,17 @@ def _compared(
 def _compiled(
     session: Session, model: nn.Module, options: dict[str, Any] | None, mode: str | None
 ) -> Callable[..., Tensor]:
+    """Compiles for bfloat16 (no options) or by qfx. torch.compile takes a mode or options, not
+    both, so qfx gets the options of the mode."""
     torch._dynamo.reset()
-    how: dict[str, Any] = {"backend": "inductor" if options is None else "qfx", "mode": mode}
-    if session.dry:
-        how = {"backend": "aot_eager" if options is None else "qfx"}
-        options = options and {**options, "inner": "aot_eager"}
+    how: dict[str, Any] = {"backend": "aot_eager" if session.dry else "inductor"}
     if options is not None:
-        how["options"] = {**options, **(_graphs(how.pop("mode", None)))}
+        graphs = torch._inductor.list_mode_options(mode) if mode and not session.dry else {}
+        inner = {"inner": "aot_eager"} if session.dry else {}
+        how = {"backend": "qfx", "options": {**options, **graphs, **inner}}
+    elif not session.dry:
+        how["mode"] = mode
     return torch.compile(model, dynamic=False, **how)  # type: ignore[no-any-return]
-
-
-def _graphs(mode: str | None) -> dict[str, Any]:
-    """Returns the options of a mode: torch.compile takes a mode or options, not both."""
-    return torch._inductor.list_mode_options(mode) if mode else {}
 
 
 def _step(
@@ -167,7 +141,6 @@ def _step(
         with torch.no_grad():
             result = run(*inputs).clone()
         return torch.no_grad()(lambda: run(*inputs)), result
-
     first = run(*inputs).detach()
     gradient = torch.randn_like(first)
 

@@ -2,87 +2,46 @@
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch._dynamo.utils import counters
 
-from benchmarks import decode_exported
-from benchmarks.common import machine
-from benchmarks.decode import NAMES, gains, measure, report
-from benchmarks.decode_models import drawn, gemma3, qwen3
-from benchmarks.decode_parts import part
+from benchmarks import decode, first_token
+from benchmarks.decode import EAGER, Measured, gains, measure, nearness
+from benchmarks.decode_models import drawn
 from benchmarks.decode_peers import PEERS
-from benchmarks.decode_static import Case, Static, load, own
-from benchmarks.decode_ways import EAGER, WAYS
-from benchmarks.gguf_file import check, gguf_file
+from benchmarks.decode_ways import WAYS, Case, Static, load, own
+from benchmarks.fresh import FailedError, in_a_process
 from benchmarks.peer import UnsupportedError, missing
+from tests.lib.pairs import LONG
 
-BATCH, CONTEXT, NEW = 2, 12, 5
+BATCH, CONTEXT, NEW, VOCABULARY = 2, 12, 5, 128
 # Of the logits, relative: 4 bits are only asked to be nearer than zeros are.
-ALLOWED = {"float32": 1e-4, "Q8_0": 0.1, "w5a8": 0.5, "w4a8": 1, "Q4_0": 1, "int4": 1}
-SIZES = {"hidden_size": 64, "intermediate_size": 128, "vocab_size": 128, "num_hidden_layers": 2}
-HEADS = {"num_attention_heads": 2, "num_key_value_heads": 1}
-
-
-def _write_tokenizer(folder: Path) -> None:
-    """Which some peers want, though they are given tokens."""
-    from tokenizers import Tokenizer, decoders, pre_tokenizers
-    from tokenizers.models import BPE
-    from transformers import PreTrainedTokenizerFast
-
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())[:128]
-    made = Tokenizer(BPE({letter: i for i, letter in enumerate(letters)}, []))
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.decoder = decoders.ByteLevel()
-    ends = {"bos_token": letters[1], "eos_token": letters[2], "pad_token": letters[0]}
-    PreTrainedTokenizerFast(tokenizer_object=made, **ends).save_pretrained(folder)
+ALLOWED = {"float32": 1e-4, "w5a8": 0.5, "w4a8": 1, "4 bits": 1, "Q4_0": 1, "int4": 1}
+SIZES = {"hidden_size": 64, "intermediate_size": 128, "vocab_size": VOCABULARY, "head_dim": 32}
+HEADS = {"num_attention_heads": 2, "num_key_value_heads": 1, "num_hidden_layers": 2}
+# The window has fewer tokens than the prompt; of six layers the last sees all.
+WINDOW = {"num_hidden_layers": 6, "query_pre_attn_scalar": 32, "sliding_window": 8}
+KINDS: dict[str, dict[str, Any]] = {"qwen3": {}, "gemma3_text": WINDOW}
 
 
 @pytest.fixture(scope="module")
-def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    torch.manual_seed(0)
-    folder = tmp_path_factory.mktemp("llama")
-    config = LlamaConfig(**SIZES, **HEADS, tie_word_embeddings=True, initializer_range=0.125)
-    LlamaForCausalLM(config).save_pretrained(folder)
-    _write_tokenizer(folder)
-    return Case(folder, BATCH, CONTEXT, NEW, inner="eager")
-
-
-OTHERS = {
-    "qwen3": qwen3(**SIZES, **HEADS, head_dim=32),
-    "gemma3": gemma3(
-        **{**SIZES, "num_hidden_layers": 6},  # of which the last sees all
-        **HEADS,
-        head_dim=32,
-        query_pre_attn_scalar=32,
-        sliding_window=8,  # fewer than the prompt has
-    ),
-}
-
-
-@pytest.fixture(scope="module")
-def others(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Case]:
-    folders = {name: tmp_path_factory.mktemp(name) for name in OTHERS}
-    for name, config in OTHERS.items():
-        drawn(config).save_pretrained(folders[name])
-    return {n: Case(folder, BATCH, CONTEXT, NEW, inner="eager") for n, folder in folders.items()}
+def cases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Case]:
+    folders = {kind: tmp_path_factory.mktemp(kind) for kind in KINDS}
+    for kind, sizes in KINDS.items():
+        drawn(kind, **{**SIZES, **HEADS, **sizes}).save_pretrained(folders[kind])
+    return {k: Case(folder, BATCH, CONTEXT, NEW, inner="eager") for k, folder in folders.items()}
 
 
 @pytest.fixture(scope="module")
 def tokens() -> Tensor:
-    return torch.randint(1, 128, (BATCH, CONTEXT + NEW), generator=torch.Generator().manual_seed(1))
+    seed = torch.Generator().manual_seed(1)
+    return torch.randint(1, VOCABULARY, (BATCH, CONTEXT + NEW), generator=seed)
 
 
 def _logits(decoder: Any, tokens: Tensor) -> Tensor:
@@ -91,13 +50,23 @@ def _logits(decoder: Any, tokens: Tensor) -> Tensor:
     found = []
     for token in tokens[:, CONTEXT:].split(1, 1):
         decoder.prepare()
-        found.append(decoder.step(own(token)).clone())
+        found.append(decoder.step(own(token)).float().clone())
     return torch.stack(found)
 
 
-def _near_float(name: str, case: Case, tokens: Tensor) -> None:
-    """Of the logits in two rounds, from those of the float model without a cache."""
-    way = {**WAYS, **PEERS}[name]
+# One way of each kind; the long profile runs all.
+SOME = ("bfloat16 eager", "qfx generate w8a8 cache 4 bits", "qfx generate w4a8 bfloat16",
+        "qfx w4a8", "qfx quantize_ by Inductor")  # fmt: skip
+CHOSEN = [("qwen3", name) for name in (*(WAYS if LONG else SOME), *PEERS)]
+CHOSEN += [("gemma3_text", name) for name in (EAGER, "qfx generate w8a8")]
+
+
+@pytest.mark.parametrize("kind, name", CHOSEN)
+def test_the_logits_of_each_way_are_near_float(
+    kind: str, name: str, cases: dict[str, Case], tokens: Tensor
+) -> None:
+    """In two rounds, against the float model without a cache."""
+    case, way = cases[kind], {**WAYS, **PEERS}[name]
     if lacking := missing(way.packages):
         pytest.skip(lacking)
     with torch.no_grad():
@@ -114,95 +83,13 @@ def _near_float(name: str, case: Case, tokens: Tensor) -> None:
     assert torch.equal(found[0], found[1])
 
 
-def _alone(run: Callable[[], None]) -> None:
-    """In a thread of its own: llama.cpp configures the tiles of AMX once a thread, and ends with an
-    illegal instruction where another library has released them since."""
-    count = torch.get_num_threads()
-    with ThreadPoolExecutor(1, "", torch.set_num_threads, (count,)) as thread:
-        thread.submit(run).result()
-
-
-@pytest.fixture
-def no_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Without Inductor: what a package runs is its program. Converted files are the test's."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(decode_exported, "packaged", lambda program: program.module())
-
-
-@pytest.mark.usefixtures("no_package")
-@pytest.mark.parametrize("name", [*WAYS, *(p for p in PEERS if "ONNX" not in p)])
-def test_the_logits_of_each_way_are_near_float(name: str, case: Case, tokens: Tensor) -> None:
-    """But of ONNX Runtime GenAI: what its builder makes of this tiny model is another one, in
-    float32 too. Of SmolLM2 the benchmark itself says how near it is."""
-    _near_float(name, case, tokens)
-
-
-@pytest.mark.usefixtures("no_package")
-def test_openvino_generates_what_its_step_finds(case: Case, tokens: Tensor) -> None:
-    way = PEERS["OpenVINO GenAI int8"]
-    if lacking := missing(way.packages):
-        pytest.skip(lacking)
-    with torch.no_grad():
-        decoder: Any = way.make(case, load(case))
-        told = own(tokens[:, :CONTEXT])
-        expected = [decoder.prefill(told).argmax(-1, keepdim=True)]
-        for _ in range(NEW - 1):
-            expected.append(decoder.step(expected[-1]).argmax(-1, keepdim=True))
-    assert torch.equal(decoder.generate(told, NEW), torch.cat(expected, 1))
-
-
-@pytest.mark.usefixtures("no_package")
-@pytest.mark.parametrize(
-    "name", [EAGER, "float32 exported", "qfx w8a8", "llama.cpp Q8_0", "OpenVINO GenAI int8"]
-)
-@pytest.mark.parametrize("model", OTHERS)
-def test_other_architectures(
-    model: str, name: str, others: dict[str, Case], tokens: Tensor
-) -> None:
-    near = partial(_near_float, name, others[model], tokens)
-    _alone(near) if "llama.cpp" in name else near()
-
-
-@pytest.mark.parametrize(
-    "change, reason",
-    [
-        ({"query_pre_attn_scalar": 16}, "divide scores by the root of 32, this model has 16."),
-        ({"num_hidden_layers": 7}, None),
-        ({"layer_types": ["full_attention"] * 6}, "see all in the layers [5], this model has [0, "),
-        ({"tie_word_embeddings": False}, "for heads that are the embedding."),
-    ],
-)
-def test_what_llama_cpp_would_run_otherwise_is_refused(
-    change: dict[str, Any], reason: str | None
-) -> None:
-    sizes = {**SIZES, "num_hidden_layers": 6, "head_dim": 32, "query_pre_attn_scalar": 32}
-    config = gemma3(**{**sizes, **change})
-    if reason is None:
-        check(config)
-        return
-    with pytest.raises(UnsupportedError, match=re.escape(reason)):
-        check(config)
-
-
-@pytest.mark.parametrize("model", OTHERS)
-def test_a_gguf_file_has_every_weight(
-    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    gguf = pytest.importorskip("gguf")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    inner = drawn(OTHERS[model]).model
-    tensors = gguf.GGUFReader(gguf_file(inner, "Q8_0")).tensors
-    added = 1.0 if model == "gemma3" else 0.0  # to the weights of norms
-    weights = [w.detach() + added if w.ndim == 1 else w.detach() for w in inner.parameters()]
-    expected = sorted(float(w.norm()) for w in weights)
-    norms = [numpy.linalg.norm(gguf.quants.dequantize(t.data, t.tensor_type)) for t in tensors]
-    assert sorted(norms) == pytest.approx(expected, rel=1 / 127)
-
-
 @pytest.mark.parametrize("name", ["float32 Inductor", "qfx w8a8", "qfx quantize_"])
-def test_generate_runs_the_graphs_of_the_step(name: str, case: Case, tokens: Tensor) -> None:
+def test_generate_runs_the_graphs_of_the_step(
+    name: str, cases: dict[str, Case], tokens: Tensor
+) -> None:
     """One of the prefill and one of the step, for any number of tokens, with the same answers."""
     counters.clear()
+    case = cases["qwen3"]
     with torch.no_grad():
         decoder = WAYS[name].make(case, load(case))
         assert isinstance(decoder, Static)
@@ -217,39 +104,64 @@ def test_generate_runs_the_graphs_of_the_step(name: str, case: Case, tokens: Ten
     assert not counters["graph_break"]
 
 
-def test_a_way_is_a_row_and_what_is_missing_says_why(case: Case, tokens: Tensor) -> None:
-    rows = measure(["qfx quantize_", "no such way"], case, tokens, threads=1, rounds=2)
-    assert [row["way"] for row in rows] == [EAGER, "qfx quantize_", "no such way"]
-    eager, ours, absent = rows
-    assert absent["reason"] and "KeyError" in absent["reason"]
-    assert f"no no such way: {absent['reason']}" in report(rows)
-    for row in (eager, ours):
-        whole = sum(row[f"{name}_ms"] for name in NAMES)
-        assert whole == pytest.approx(row["step_ms"], abs=0.005 * (len(NAMES) + 1))
-    assert json.dumps(rows) and machine()
-    per_weight = {"float32": 4, "int8": 1}
-    weights = sum(p.numel() for n, p in load(case).named_parameters() if "norm" not in n)
-    assert eager["weights_mb"] >= round(per_weight["float32"] * weights / 1e6, 1) > 0
-    assert 0 < ours["weights_mb"] < eager["weights_mb"] / 2
+def test_bytes_of_weights_are_those_that_a_step_reads(
+    cases: dict[str, Case], tokens: Tensor
+) -> None:
+    """Each linear once, the tied head too: 4, 2 or 1 bytes a weight, and in int8 its scales."""
+    case = cases["qwen3"]
+    count = sum(p.numel() for p in load(case).parameters() if p.ndim == 2)
+    found = {}
+    for name in (EAGER, "bfloat16 eager", "qfx quantize_", "qfx generate w8a8", "qfx w8a8"):
+        with torch.no_grad():
+            found[name] = WAYS[name].make(case, load(case)).weights / count
+    eager, bf16, *int8 = found.values()
+    assert (eager, bf16) == (4, 2)
+    assert all(1 < each < 1.3 for each in int8), found
+    assert found["qfx quantize_"] == found["qfx generate w8a8"]
 
 
-@pytest.mark.parametrize(
-    "event, expected",
-    [
-        ("aten::mm", "linears"),
-        ("aten::addmm", "linears"),
-        ("qfx::linear_dynamic", "linears"),
-        ("qfx::int8_attention", "attention"),
-        ("aten::_scaled_dot_product_flash_attention_for_cpu", "attention"),
-        ("TorchDynamo Cache Lookup", "guards"),
-        ("Torch-Compiled Region: 0/1", "python"),
-        ("## Call CompiledFxGraph abc ##", "graph"),
-        ("aten::mul", "graph"),
-        ("decode step", "elsewhere"),
-    ],
-)
-def test_parts_of_a_step(event: str, expected: str) -> None:
-    assert part(event, "elsewhere") == expected
+def test_a_way_is_a_row_and_what_is_missing_says_why(
+    cases: dict[str, Case], tokens: Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decode, "READ", 2**20)
+    monkeypatch.setattr(decode, "Worker", _Here)
+    names = ["qfx quantize_", "no such way"]
+    eager, ours, absent = measure(names, cases["qwen3"], tokens, threads=1, rounds=2)
+    assert "KeyError" in absent["reason"] and absent["way"] == "no such way"
+    assert 0 < ours["weights_mb"] <= eager["weights_mb"] and eager["generate_tokens_s"] > 0
+    assert 15 < ours["logits_sqnr_db"] < 60 and ours["kl"] > 0 and "kl" not in eager
+
+
+class _Here(decode.Worker):
+    """A worker in this process."""
+
+    def __init__(self, name: str, case: Case, tokens: Tensor, threads: int) -> None:
+        self.name, self.reason, self.rounds = name, "", list[dict[str, Any]]()
+        try:
+            with torch.no_grad():
+                self.way = Measured(name, case, tokens)
+        except KeyError as why:
+            self.reason = f"KeyError: {why}"
+
+    def ask(self, request: str) -> Any:
+        with torch.no_grad():
+            return {} if self.reason or not request else getattr(self.way, request)()
+
+
+def test_a_worker_answers_until_its_process_ends(cases: dict[str, Case], tokens: Tensor) -> None:
+    worker = decode.Worker(EAGER, cases["qwen3"], tokens, 1)
+    assert worker.ask("totals")["peak_mb"] > 100 and not worker.reason
+    worker.process.kill()
+    assert worker.ask("totals") == {} and worker.reason == "The process ended with -9."
+
+
+def test_logits_are_compared_as_torch_does() -> None:
+    expected, found = torch.randn(2, 3, 5, 9, generator=torch.Generator().manual_seed(0))
+    row = nearness(expected, found)
+    kl = F.kl_div(found.log_softmax(-1), expected.log_softmax(-1), log_target=True, reduction="sum")
+    assert row["kl"] == pytest.approx(float(kl) / 15, rel=1e-2)
+    same = (expected.argmax(-1) == found.argmax(-1)).float().mean()
+    assert row["likeliest"] == pytest.approx(float(same), abs=1e-4)
 
 
 def test_what_a_batch_gains_is_said_beside_what_its_bytes_allow() -> None:
@@ -264,4 +176,50 @@ def test_what_a_batch_gains_is_said_beside_what_its_bytes_allow() -> None:
     )
     (slower,) = gains([one], [many | {"read_gb_s": 9.0}])
     assert "100% of the 4.40 that bytes allow" in slower
-    assert gains([], [many]) == []
+
+
+def test_a_first_token_is_timed_in_a_process(
+    cases: dict[str, Case], tokens: Tensor, tmp_path: Path
+) -> None:
+    torch.save(tokens[:1], tmp_path / "tokens")
+    given = ["--one", EAGER, str(cases["qwen3"].folder), str(tmp_path / "tokens")]
+    found = in_a_process("benchmarks.first_token", *given)
+    assert 0 < found["made_s"] < found["first_s"] <= found["all_s"] and found["graphs"] == 0
+
+
+@pytest.mark.parametrize("name, graphs", [("float32 Inductor by generate", 1), ("qfx w8a8", 2)])
+def test_a_way_compiles_the_prefill_or_not(
+    name: str, graphs: int, cases: dict[str, Case], tokens: Tensor
+) -> None:
+    torch._dynamo.reset()
+    counters.clear()
+    case, told = Case(cases["qwen3"].folder, 1, CONTEXT, NEW, "eager"), tokens[:1, :CONTEXT]
+    with torch.no_grad():
+        assert first_token.first(first_token.WAYS[name], case, told)["graphs"] == graphs
+
+
+def test_the_second_process_of_a_round_has_the_folders_of_the_first(
+    tokens: Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows are medians of rounds; a way that does not run is one row with the reason."""
+    seconds = iter([9.0, 1.0, 7.0, 2.0, 8.0, 3.0])
+
+    def process(_: str, *given: str, environment: dict[str, str]) -> dict[str, float]:
+        if given[1] == "broken":
+            raise FailedError("It broke.")
+        left = [Path(environment[name]) for name in ("XDG_CACHE_HOME", "TORCHINDUCTOR_CACHE_DIR")]
+        second = next(seconds)
+        assert [path.exists() for path in left] == [second < 5] * 2
+        for path in left:
+            path.mkdir(exist_ok=True)
+        return {"first_s": second}
+
+    monkeypatch.setattr(first_token, "in_a_process", process)
+    found = first_token.rows("way", Path("folder"), tokens, 1, 3)
+    head = {"way": "way", "threads": 1}
+    assert found == [
+        {**head, "cache": "empty", "first_s": 8.0},
+        {**head, "cache": "filled", "first_s": 2.0},
+    ]
+    broken = first_token.rows("broken", Path("folder"), tokens, 1, 3)
+    assert broken == [{"way": "broken", "threads": 1, "cache": "empty", "reason": "It broke."}]
