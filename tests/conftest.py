@@ -8,6 +8,7 @@ import os
 # Threads that wait leave the core to the other process of the tests. By default they spin, and
 # small operators take up to ten times as long. Read when torch is loaded, so above what loads it.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+os.environ["HF_HUB_OFFLINE"] = "1"  # no test reaches the network
 
 import itertools
 from collections.abc import Callable, Iterator

@@ -6,8 +6,6 @@ from __future__ import annotations
 import copy
 import logging
 import os
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -36,6 +34,7 @@ from qfx.generate.request import Request
 from qfx.io import disk_memo
 from tests.conftest import same_bits
 from tests.lib.decoders import decoder, ids
+from tests.lib.fresh_process import run_python
 
 LENGTH = 64
 SWITCH = program_cache.PROGRAMS.switch
@@ -493,7 +492,7 @@ print(model.generate(ids(1, 1), max_new_tokens=6, do_sample=False)[0].tolist())
 
 def process() -> tuple[str, str]:
     """What a fresh one prints and logs."""
-    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True)
+    done = run_python(SCRIPT)
     return done.stdout, done.stderr
 
 

@@ -21,6 +21,7 @@ import qfx
 from qfx import Config
 from qfx.hf import QfxConfig
 from tests.hf.test_hf import int8, llama, saved
+from tests.lib.fresh_process import run_python
 
 
 def _tensors(change: Callable[[dict[str, Tensor]], Any]) -> Callable[[Path], Any]:
@@ -91,8 +92,7 @@ print(type(model.lm_head).__module__)
 
 
 def _asked(first: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", ASKS.format(first=first), str(folder)]
-    return subprocess.run(command, capture_output=True, text=True)
+    return run_python(ASKS.format(first=first), str(folder))
 
 
 def test_without_qfx_hf_loading_is_an_error_and_not_random_weights(tmp_path: Path) -> None:

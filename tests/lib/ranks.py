@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import pickle
 import time
 import traceback
@@ -15,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from qfx.cost.device_models import costs_from
+from tests.lib.fresh_process import FORKS
 
 RANKS = 2
 
@@ -43,7 +43,7 @@ class Ranks:
     def _start(self) -> None:
         # the operating system chooses the port
         self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        context = multiprocessing.get_context("spawn")
+        context = FORKS
         for rank in range(RANKS):
             ours, theirs = context.Pipe()
             arguments = (rank, self._store.port, theirs)

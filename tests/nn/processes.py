@@ -11,13 +11,16 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
+from tests.lib.fresh_process import FORKS
+
 
 def in_processes(function: Callable[[Any], None], count: int = 2) -> None:
     """Calls it in `count` processes, one thread each, with their mesh. Raises what one raised."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
-    torch.multiprocessing.spawn(_run, (port, count, function), count)  # type: ignore[no-untyped-call]
+    how = (port, count, function), count
+    torch.multiprocessing.start_processes(_run, *how, start_method=FORKS.get_start_method())  # type: ignore[no-untyped-call]
 
 
 def _run(rank: int, port: int, count: int, function: Callable[[Any], None]) -> None:

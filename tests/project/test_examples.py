@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.lib.fresh_process import run_python
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 # name -> the least and the greatest of the number
@@ -26,10 +25,9 @@ PROMISES = {
 def test_example(name: str, tmp_path: Path) -> None:
     if name == "replace_linears":
         pytest.importorskip("transformers", reason="the example replaces a model of transformers")
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
-    command = [sys.executable, "-W", "error:qfx", str(EXAMPLES / f"{name}.py")]
-    result = subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=600, cwd=tmp_path
+    script, offline = EXAMPLES / f"{name}.py", {"HF_HUB_OFFLINE": "1"}
+    result = run_python(
+        script, environment=offline, folder=tmp_path, seconds=600, warnings_of="qfx"
     )
     assert result.returncode == 0, result.stderr
     least, greatest = PROMISES[name]

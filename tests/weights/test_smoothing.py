@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -17,6 +16,7 @@ import qfx
 from qfx.ops.single_tensors import sqnr
 from qfx.weights.smoothing.factors import factors_of
 from qfx.weights.smoothing.token_ids import SHAPE, token_ids_of
+from tests.lib.fresh_process import run_python
 
 ALL: dict[str, Any] = {"minimum_gain": 0, "inner": "eager"}
 VOCABULARY, D = 100, 64
@@ -128,12 +128,7 @@ with torch.no_grad():
 def test_what_ran_before_in_a_process_changes_no_number() -> None:
     """Neither another batch nor another size of it."""
     said = [
-        subprocess.run(
-            [sys.executable, "-c", ONE_PROCESS.format(path=sys.path[0], before=before)],
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
+        run_python(ONE_PROCESS.format(path=sys.path[0], before=before)).stdout
         for before in ([], [2, 5, 1])
     ]
     assert said[0] == said[1] and said[0]
