@@ -20,7 +20,10 @@ from tests.mutants.tree import Failed, Tree
 
 LIMIT = 240  # seconds for the tests of one defect, which may make them run without end
 _FAILED = re.compile(r"^(?:FAILED|ERROR) (?:\S*/)?([^/\s]+\.py::.*?)(?: - .*)?$", re.MULTILINE)
-_QUIET = ("-q", "--no-header", "--tb=short", "-p", "no:cacheprovider")
+PYTEST = (
+    *(sys.executable, "-m", "pytest", "-q", "--no-header", "--tb=short"),
+    *("-p", "no:cacheprovider"),
+)
 
 
 @dataclass(frozen=True)
@@ -50,8 +53,19 @@ def outcome_of(
     """Runs these tests in a tree until one fails; `heard` gets each line that they print."""
     known = TestFiles(tree)
     files = dict.fromkeys(str(path) for test in tests for path in known.defining(test))
-    words = [sys.executable, "-m", "pytest", *_QUIET, *more, "-k", expression(tests)]
-    code, output = _ended([*words, *files], tree, environment, limit, heard)
+    words = [*PYTEST, *more, "-k", expression(tests), *files]
+    return outcome(words, tree, environment, limit, heard)
+
+
+def outcome(
+    words: Sequence[str],
+    tree: Path,
+    environment: dict[str, str],
+    limit: float,
+    heard: Callable[[str], object] = bool,
+) -> Outcome:
+    """Runs pytest with these words in a tree."""
+    code, output = ended(words, tree, environment, limit, heard)
     if code is None:
         return Outcome("caught", f"no end after {limit:.0f} s")
     if code < 0:
@@ -61,12 +75,12 @@ def outcome_of(
     return Outcome("survived", "") if code == 0 else Outcome("broken", output[-3000:])
 
 
-def _ended(
+def ended(
     words: Sequence[str],
     tree: Path,
     environment: dict[str, str],
     limit: float,
-    heard: Callable[[str], object],
+    heard: Callable[[str], object] = bool,
 ) -> tuple[int | None, str]:
     """Exit status, None for none in time, and what was printed."""
     process = subprocess.Popen(
@@ -142,9 +156,9 @@ def _check_without_defects(tree: Tree, mutants: Iterable[Mutant]) -> None:
     _say(f"running their {len(tests)} tests without a defect, for some minutes")
     start, together = time.monotonic(), ("-n", "2", "--dist", "worksteal")
     how = {"limit": 10 * LIMIT, "heard": _Percents().say}
-    outcome = outcome_of(tree.path, tests, tree.environment, *together, **how)
-    if outcome.status != "survived":
-        raise Failed(f"without a defect the tests fail: {outcome.by}")
+    found = outcome_of(tree.path, tests, tree.environment, *together, **how)
+    if found.status != "survived":
+        raise Failed(f"without a defect the tests fail: {found.by}")
     _say(f"they pass, in {time.monotonic() - start:.0f} s")
 
 
@@ -164,13 +178,14 @@ class _Percents:
 def _result(tree: Tree, mutant: Mutant, where: str) -> Result:
     start = time.monotonic()
     try:
-        with tree.planted(mutant, where):
-            outcome = outcome_of(tree.path, mutant.tests, tree.environment, "-x")
+        text = (tree.path / where).read_text().replace(mutant.old, mutant.new)
+        with tree.planted(where, text):
+            found = outcome_of(tree.path, mutant.tests, tree.environment, "-x")
     except Failed as why:
-        outcome = Outcome("broken", str(why)[-3000:])
+        found = Outcome("broken", str(why)[-3000:])
     seconds = time.monotonic() - start
-    _say(f"{outcome.status:8} {seconds:4.0f} s  {where}: {mutant.name}: {outcome.by}")
-    return Result(mutant, where, outcome, seconds)
+    _say(f"{found.status:8} {seconds:4.0f} s  {where}: {mutant.name}: {found.by}")
+    return Result(mutant, where, found, seconds)
 
 
 def _say(line: str) -> None:

@@ -16,8 +16,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.mutants.mutant import Mutant
-
 EXTENSION = f"_C{sysconfig.get_config_var('EXT_SUFFIX')}"
 _KEPT = {".so", ".pyc"}  # in a copy, beside the files of the sources
 _CHECK = """
@@ -100,14 +98,14 @@ class Tree:
         return set(command(*words, cwd=self.path, **self.environment).split())
 
     @contextmanager
-    def planted(self, mutant: Mutant, where: str) -> Iterator[None]:
-        """The copy has the defect inside, in the file `where`. Raises Failed where it does not
+    def planted(self, where: str, defect: str) -> Iterator[None]:
+        """The file `where` of the copy has the text `defect` inside. Raises Failed if it does not
         compile."""
         place = self.path / where
         text, times = place.read_text(), place.stat()
         native = place.suffix != ".py"
         try:
-            _write(place, text.replace(mutant.old, mutant.new))
+            _write(place, defect)
             if native:
                 self._rebuild()
             yield
