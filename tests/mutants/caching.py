@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
 
-CACHE = (
+CACHING = (
     Mutant(
         "a step of an optimizer is not noticed",
         old="    register_optimizer_step_post_hook(stepped)",
@@ -120,66 +120,3 @@ CACHE = (
         tests=("test_a_buffer_that_every_call_finds_rewritten_is_packed_in_the_graph",),
     ),
 )
-STAMPS = (
-    Mutant(
-        "the wrapper does not look at versions",
-        old="(!stamp.version || reader_.version(weight) == *stamp.version) &&",
-        new="",
-        tests=("test_a_version_tells_of_an_element_that_no_sample_has",),
-    ),
-    Mutant(
-        "the wrapper does not look at addresses",
-        old="weight == stamp.tensor && reader_.address(weight) == stamp.address &&",
-        new="weight == stamp.tensor &&",
-        tests=("test_a_changed_weight_is_noticed",),
-    ),
-    Mutant(
-        "the wrapper takes another tensor for the weight",
-        old="return weight == stamp.tensor &&",
-        new="return",
-        tests=("test_another_tensor_with_the_same_storage_is_another",),
-    ),
-    Mutant(
-        "the wrapper takes a new storage for a dead one",
-        old="reader_.storage(weight).is(referent(stamp.storage));",
-        new="true;",
-        tests=("test_a_storage_in_the_place_of_a_dead_one_is_another",),
-    ),
-    Mutant(
-        "the wrapper does not look at the weights' memory",
-        old="if (stamp.sample.hash() != stamp.hash) return false;",
-        new="",
-        tests=("test_a_merge_is_seen", "test_change_is_seen"),
-    ),
-    Mutant(
-        "a sample has nothing of the last rows",
-        old="for (int64_t place = 0; place < kPlaces; ++place) {",
-        new="for (int64_t place = 0; place + 1 < kPlaces; ++place) {",
-        tests=("test_a_merge_is_seen",),
-    ),
-    Mutant(
-        "a sample of short rows has one row a place",
-        old="const int64_t neighbours = (kLine + length - 1) / length;",
-        new="const int64_t neighbours = 1;",
-        tests=("test_a_sample_is_six_cache_lines_or_all_of_a_tensor",),
-    ),
-    Mutant(
-        "a sample of rows that lie apart reads what is between",
-        old="if (moves) axes.emplace_back(region.sizes[i], region.strides[i] * region.element);",
-        new="if (moves) axes.emplace_back(region.sizes[i], region.element);",
-        tests=("test_a_snapshot_looks_at_the_tensor_and_at_nothing_else",),
-    ),
-    Mutant(
-        "the content's hash leaves out the tail",
-        old="if (count == 0) return;",
-        new="if (count < sizeof words) return;",
-        tests=("test_the_content_is_all_of_a_tensor",),
-    ),
-    Mutant(
-        "the content's hash forgets what was before",
-        old="lanes_[i] = mixed(lanes_[i], words[i]);\n    }\n    if",
-        new="lanes_[i] = mixed(uint64_t{0}, words[i]);\n    }\n    if",
-        tests=("test_the_content_is_all_of_a_tensor",),
-    ),
-)
-CACHING = (*CACHE, *STAMPS)

@@ -58,12 +58,6 @@ KEEPING = (
         tests=("test_a_folder_that_others_can_write_to_is_refused",),
     ),
     Mutant(
-        "a packed weight is trusted where another one was freed",
-        old="      forget_whole(memory);\n",
-        new="",
-        tests=("test_a_damaged_copy_where_a_packed_weight_was_freed_is_refused",),
-    ),
-    Mutant(
         "a kept time that is no number is believed",
         old="if type(raw) not in (int, float) or not least <= raw <= most:",
         new="if type(raw) not in (int, float) or raw < least or raw > most:",
@@ -161,18 +155,6 @@ KEEPING = (
         old="getattr(module, name).values() for name in STATE_HOOKS",
         new="getattr(module, name).values() for name in ()",
         tests=("test_obstacles_are_refused_by_name_and_nothing_is_changed",),
-    ),
-    Mutant(
-        "a packed weight's contents are not looked at",
-        old='return sum == contents.sum ? ""',
-        new='return true ? ""',
-        tests=("test_any_changed_byte_of_a_packed_weight_is_noticed[op_errors]",),
-    ),
-    Mutant(
-        "words of a packed weight may change places",
-        old="plain[l] += row[l];\n      falling[l] += plain[l];",
-        new="plain[l] += row[l];",
-        tests=("test_any_changed_byte_of_a_packed_weight_is_noticed[op_errors]",),
     ),
     Mutant(
         "the digest of a saved file is not compared",

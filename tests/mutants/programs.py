@@ -6,18 +6,6 @@ from tests.mutants.mutant import Mutant
 
 PROGRAMS = (
     Mutant(
-        "a thread begins each weight where it begins the first",
-        old="std::max<int64_t>(task.panel_begin - first, 0)",
-        new="std::max<int64_t>(task.panel_begin, 0)",
-        tests=("test_threads_share_the_panels_of_all",),
-    ),
-    Mutant(
-        "rows of one kind of weight are those of another",
-        old="a.whole.narrow == b.whole.narrow;",
-        new="true;",
-        tests=("test_they_give_the_bits_of_several",),
-    ),
-    Mutant(
         "a query sees a place too few",
         old="ones[:, size - window : size] = True",
         new="ones[:, size - window + 1 : size] = True",
@@ -90,18 +78,6 @@ PROGRAMS = (
         tests=("test_an_activation_is_kept_where_its_linear_is_not_in_the_program",),
     ),
     Mutant(
-        "an operand may leave its slot",
-        old="bytes <= slot_bytes_[o.slot] - o.offset && ",
-        new="",
-        tests=("test_what_is_refused[offset]",),
-    ),
-    Mutant(
-        "the heads of values are not looked at",
-        old="    expect_same_heads(keys, values);\n    expect(k.size(1)",
-        new="    expect(k.size(1)",
-        tests=("test_what_is_refused[values of other heads]",),
-    ),
-    Mutant(
         "weights are moved without what they hold",
         old="new = room.empty(former.shape, former.dtype).copy_(former)",
         new="new = room.empty(former.shape, former.dtype)",
@@ -118,17 +94,5 @@ PROGRAMS = (
         old="for linear in owners.pop(id(former)):",
         new="for linear in owners.pop(id(former))[:1]:",
         tests=("test_they_lie_in_order_and_give_the_same",),
-    ),
-    Mutant(
-        "sums of one row and few bits stand for the output of a linear that has a bias",
-        old="w_.kind.shift != Shift::kMinimums && to_.bias == nullptr &&",
-        new="w_.kind.shift != Shift::kMinimums &&",
-        tests=("test_what_is_done_to_the_sums_of_many_panels",),
-    ),
-    Mutant(
-        "the last columns of few bits are written behind the output",
-        old="whole = std::min(end, w_.shape.n / kPanel); is_output",
-        new="whole = end; is_output",
-        tests=("test_what_is_done_to_the_sums_of_many_panels",),
     ),
 )

@@ -3,14 +3,15 @@ is not. Planting them is `make mutants`."""
 
 from __future__ import annotations
 
+import subprocess
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.mutants.mutant import Mutant, TestFiles, sources
-from tests.mutants.run import outcome_of
+from tests.mutants.mutant import Mutant, TestFiles, expression, parts_of, sources
+from tests.mutants.run import PYTEST, outcome_of
 from tests.mutants.table import MUTANTS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -29,6 +30,22 @@ def test_each_row_has_one_place_and_tests_that_exist() -> None:
         assert mutant.new != mutant.old, mutant.name
         several = [t for t in mutant.tests if len(files.defining(t)) > 1 and "[" not in t]
         assert not several, f"{mutant.name}: of several {several}, say which by name[word]"
+
+
+def test_the_words_of_each_row_select_a_case() -> None:
+    files = TestFiles(ROOT)
+    tests = sorted({test for mutant in MUTANTS for test in mutant.tests if "[" in test})
+    paths = sorted({str(path) for test in tests for path in files.defining(test)})
+    command = (*PYTEST, "--collect-only", "-k", expression(tests), *paths)
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout + result.stderr
+    cases = result.stdout.lower().splitlines()
+    assert [test for test in tests if not any(_selects(test, case) for case in cases)] == []
+
+
+def _selects(test: str, case: str) -> bool:
+    name, words = parts_of(test)
+    return f"::{name}" in case and all(word.lower() in case for word in words)
 
 
 SOURCE = "def half(x):\n    return x // 2\n"
