@@ -17,15 +17,16 @@ from tests.mutation.seen import Seen
 
 @dataclass(frozen=True)
 class LineResult:
-    """`outcome.status`: caught, survived its `tests`, or broken if they have other names."""
+    """`outcome.status`: caught, survived, or broken if its tests have other names. `tests`: how
+    many could see the mutant, and how many of them ran."""
 
     mutant: LineMutant
     outcome: Outcome
-    tests: int
+    tests: str
 
     def __str__(self) -> str:
         caught = self.outcome.status == "caught"
-        after = self.outcome.by if caught else f"{self.tests} tests\n{self.mutant.diff}"
+        after = self.outcome.by if caught else f"{self.tests}\n{self.mutant.diff}"
         return f"{self.outcome.status:8} {self.mutant.place}: {after}"
 
 
@@ -58,9 +59,11 @@ def run(
 
 
 def _result(tree: Tree, mutant: LineMutant, seen: Seen) -> LineResult:
-    tests = seen.tests_of(mutant.where, mutant.lines)
+    known = seen.tests_of(mutant.where, mutant.lines)
+    tests = seen.first(known)
+    count = f"{len(tests)} of {len(known)} tests"
     if not tests:
-        return LineResult(mutant, Outcome("survived", ""), 0)
+        return LineResult(mutant, Outcome("survived", ""), count)
     names = tree.path.parent / "tests.txt"
     names.write_text("\n".join(tests))
     limit = 60 + 10 * sum(seen.seconds[test] for test in tests)
@@ -68,7 +71,7 @@ def _result(tree: Tree, mutant: LineMutant, seen: Seen) -> LineResult:
         found = outcome([*PYTEST, "-x", f"@{names}"], tree.path, tree.environment, limit)
     if found.status == "broken" and "ERROR: not found: " not in found.by:
         found = Outcome("caught", "the tests cannot be imported")
-    return LineResult(mutant, found, len(tests))
+    return LineResult(mutant, found, count)
 
 
 def summary(made: int, results: Sequence[LineResult], minutes: float) -> str:

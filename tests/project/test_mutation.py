@@ -63,6 +63,8 @@ def test_a_mutant_is_caught_and_one_survives(tmp_path: Path) -> None:
     assert seen.failed == {"tests/test_half.py::test_broken"}
     assert seen.tests_of("qfx/half.py", (7,)) == ["tests/test_half.py::test_half"]
 
+    assert seen.tests_of("qfx/half.py", (1,)) == seen.tests_of("qfx/half.py", (7,))  # at import
+
     made = evenly(mutants_of("qfx/half.py", AFTER, changed["qfx/half.py"]))
     caught, survivor = ("return x / 2", "if x <= 0:")
     chosen = [m for m in made if f"+    {caught}" in m.diff or f"+    {survivor}" in m.diff]
@@ -72,7 +74,7 @@ def test_a_mutant_is_caught_and_one_survives(tmp_path: Path) -> None:
         "qfx/half.py:7": "caught",
     }
     text = summary(len(made), results, 1)
-    assert "survived qfx/half.py:5: 1 tests\n-    if x < 0:\n+    if x <= 0:\n" in text
+    assert "survived qfx/half.py:5: 1 of 1 tests\n-    if x < 0:\n+    if x <= 0:\n" in text
     assert text.endswith(
         f"{len(made)} mutants: 1 caught, 1 survived, "
         f"{len(made) - 2} left for lack of time, 1.0 minutes"
@@ -114,3 +116,9 @@ def test_each_line_has_one_mutant_before_any_has_its_second() -> None:
     order = evenly(mutants)
     assert sorted(m.text for m in order) == sorted(m.text for m in mutants)
     assert [len({m.place for m in order[i : i + 3]}) for i in (0, 3, 6)] == [3, 3, 3]
+
+
+def test_a_mutant_has_the_quickest_tests_of_a_minute() -> None:
+    seen = Seen({"a.py": {1: {"slow", "quick", "long"}}}, {"quick": 1, "slow": 59, "long": 99})
+    assert seen.first(seen.tests_of("a.py", (1,))) == ["quick", "slow"]
+    assert seen.first(["long"]) == ["long"] and seen.first([]) == []
