@@ -35,8 +35,7 @@ MINUTES ?= 30
 mutate: setup
 	$(BIN)/python -m tests.mutation --minutes $(MINUTES) $(if $(BASE),--base $(BASE))
 
-# Plants each defect of tests/mutants in a copy, where its tests must fail. All of them take half
-# an hour.
+# Plants each defect of C++ of tests/mutants in a copy, where its tests must fail.
 # `make mutants MUTANTS="pack attention"`: those with one of the words in their name or file.
 mutants: setup
 	$(WITH_TOOLS) $(BIN)/python -m tests.mutants $(MUTANTS)

@@ -8,10 +8,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, TimeoutError
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -112,43 +110,27 @@ def ended(
 
 
 def survey(root: Path, folder: Path, mutants: Sequence[Mutant]) -> list[Result]:
-    """Plants all of them, in two copies side by side, one of which begins with those in C++.
+    """Plants all of them, one after another, in a copy.
 
     Raises Failed where the tests fail without a defect, ValueError for a row that fits nothing.
     """
     texts = sources(root)
     places = {mutant: mutant.place(texts) for mutant in mutants}
-    trees = [Tree(root, folder / name) for name in ("one", "two")]
-    _say(f"{len(mutants)} defects; copying the sources to {trees[0].path} and {trees[1].path}")
-    for tree in trees:
-        tree.copy()
+    tree = Tree(root, folder)
+    _say(f"{len(mutants)} defects; copying the sources to {tree.path}")
+    tree.copy()
     _say("compiling the tree without a defect, for some minutes the first time")
-    trees[0].build()
-    for tree in trees:
-        tree.install()
-        isas = tree.check()
-    here = [m for m in mutants if not m.isa or m.isa in isas]
-    _check_without_defects(trees[0], here)
-    native = deque(m for m in here if not places[m].endswith(".py"))
-    others = deque(m for m in here if places[m].endswith(".py"))
-    results = {m: Result(m, places[m], Outcome("left out", f"no {m.isa} here"), 0) for m in mutants}
-
-    def lane(tree: Tree, *queues: deque[Mutant]) -> None:
-        for queue in queues:
-            while queue:
-                with suppress(IndexError):  # the other lane took the last one
-                    mutant = queue.popleft()
-                    results[mutant] = _result(tree, mutant, places[mutant])
-
-    with ThreadPoolExecutor(2) as pool:
-        lanes = [pool.submit(lane, trees[0], native, others), pool.submit(lane, trees[1], others)]
-        try:
-            for each in lanes:
-                each.result()
-        finally:  # also after Ctrl-C each lane ends what it has begun, and the copies are clean
-            native.clear()
-            others.clear()
-    return [results[mutant] for mutant in mutants]
+    tree.build()
+    tree.install()
+    isas = tree.check()
+    here = {m for m in mutants if not m.isa or m.isa in isas}
+    _check_without_defects(tree, here)
+    return [
+        _result(tree, mutant, where)
+        if mutant in here
+        else Result(mutant, where, Outcome("left out", f"no {mutant.isa} here"), 0)
+        for mutant, where in places.items()
+    ]
 
 
 def _check_without_defects(tree: Tree, mutants: Iterable[Mutant]) -> None:

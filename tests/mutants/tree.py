@@ -1,7 +1,7 @@
 """Tree: a copy of the sources in which defects are planted, built and tested.
 
-It lies in build/mutants and is kept, so that the next run compiles only what has changed since. The
-checkout, its installation and its own build are not touched.
+It is kept, so that the next run compiles only what has changed since. The checkout, its
+installation and its own build are not touched.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Tree:
     def __init__(self, root: Path, folder: Path) -> None:
         self.root, self.path = root, folder / "tree"
         hook = str(self.path / "tests" / "mutants" / "hook")
-        self._clean, self._mutated = folder.parent / "native", folder / "native"
+        self._clean, self._mutated = folder / "clean", folder / "mutated"
         self.environment = {
             "PYTHONPATH": os.pathsep.join([hook, *filter(None, [os.environ.get("PYTHONPATH")])]),
             "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),

@@ -52,7 +52,7 @@ SOURCE = "def half(x):\n    return x // 2\n"
 TESTS = """
 from pathlib import Path
 
-exec(Path("qfx/half.py").read_text())
+exec(Path("csrc/half.h").read_text())
 
 def test_half():
     assert half(5) == 2
@@ -70,7 +70,7 @@ def test_death():
 
 
 def _outcome(folder: Path, new: str, test: str, **how: Any) -> tuple[str, str]:
-    for name, text in (("qfx/half.py", SOURCE), ("tests/test_half.py", TESTS)):
+    for name, text in (("csrc/half.h", SOURCE), ("tests/test_half.py", TESTS)):
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(text)
     place = Mutant("a defect", "x // 2", new, (test,)).place(sources(folder))
@@ -106,8 +106,8 @@ def test_what_the_tests_print_is_heard_while_they_run(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["", SOURCE + SOURCE])
 def test_a_text_that_is_not_there_once_is_an_error(tmp_path: Path, text: str) -> None:
-    (tmp_path / "qfx").mkdir()
-    (tmp_path / "qfx" / "half.py").write_text(text)
+    (tmp_path / "csrc").mkdir()
+    (tmp_path / "csrc" / "half.h").write_text(text)
     with pytest.raises(ValueError, match=r"a defect: its text is to be found once"):
         Mutant("a defect", "x // 2", "x / 2", ("test_half",)).place(sources(tmp_path))
     with pytest.raises(ValueError, match=r"no test is called test_half"):
