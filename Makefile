@@ -15,7 +15,7 @@ WITH_TOOLS := PATH="$(CURDIR)/$(BIN):$$PATH"
 NATIVE := $(shell find csrc -type f) CMakeLists.txt pyproject.toml
 CPP := $(shell find csrc tests/native tests/cuda benchmarks -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
 
-.PHONY: demo test quick mutants lint bench sanitize emulate format clean setup
+.PHONY: demo test quick mutate mutants lint bench sanitize emulate format clean setup
 .DELETE_ON_ERROR:
 
 demo: setup
@@ -28,8 +28,14 @@ test: lint $(VENV)/.triton
 quick: setup
 	$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal @tests/quick.txt
 
-# Plants each defect of tests/mutants in a copy, where its tests must fail. All of them, 252 of
-# qfx/ and more of csrc/, take half an hour.
+# Makes mutants of the lines of qfx/ that changed since the commit BASE, and reports those that no
+# test detects: `make mutate BASE=HEAD~3 MINUTES=10`. BASE is by default where this branch left
+# origin/main, or the last commit.
+MINUTES ?= 30
+mutate: setup
+	$(BIN)/python -m tests.mutation --minutes $(MINUTES) $(if $(BASE),--base $(BASE))
+
+# Plants each defect of C++ of tests/mutants in a copy, where its tests must fail.
 # `make mutants MUTANTS="pack attention"`: those with one of the words in their name or file.
 mutants: setup
 	$(WITH_TOOLS) $(BIN)/python -m tests.mutants $(MUTANTS)

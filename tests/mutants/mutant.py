@@ -7,8 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-FOLDERS = ("qfx", "csrc")  # what defects are planted in
-SUFFIXES = {".py", ".cpp", ".h", ".inc", ".html"}
+SUFFIXES = {".cpp", ".h", ".inc"}
 
 
 @dataclass(frozen=True)
@@ -37,7 +36,7 @@ class Mutant:
 
 def sources(root: Path) -> dict[str, str]:
     """File name -> text, of all that a defect may be planted in."""
-    paths = [p for folder in FOLDERS for p in sorted((root / folder).rglob("*"))]
+    paths = sorted((root / "csrc").rglob("*"))
     return {str(p.relative_to(root)): p.read_text() for p in paths if p.suffix in SUFFIXES}
 
 

@@ -8,10 +8,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, TimeoutError
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +18,10 @@ from tests.mutants.tree import Failed, Tree
 
 LIMIT = 240  # seconds for the tests of one defect, which may make them run without end
 _FAILED = re.compile(r"^(?:FAILED|ERROR) (?:\S*/)?([^/\s]+\.py::.*?)(?: - .*)?$", re.MULTILINE)
-_QUIET = ("-q", "--no-header", "--tb=short", "-p", "no:cacheprovider")
+PYTEST = (
+    *(sys.executable, "-m", "pytest", "-q", "--no-header", "--tb=short"),
+    *("-p", "no:cacheprovider"),
+)
 
 
 @dataclass(frozen=True)
@@ -50,8 +51,19 @@ def outcome_of(
     """Runs these tests in a tree until one fails; `heard` gets each line that they print."""
     known = TestFiles(tree)
     files = dict.fromkeys(str(path) for test in tests for path in known.defining(test))
-    words = [sys.executable, "-m", "pytest", *_QUIET, *more, "-k", expression(tests)]
-    code, output = _ended([*words, *files], tree, environment, limit, heard)
+    words = [*PYTEST, *more, "-k", expression(tests), *files]
+    return outcome(words, tree, environment, limit, heard)
+
+
+def outcome(
+    words: Sequence[str],
+    tree: Path,
+    environment: dict[str, str],
+    limit: float,
+    heard: Callable[[str], object] = bool,
+) -> Outcome:
+    """Runs pytest with these words in a tree."""
+    code, output = ended(words, tree, environment, limit, heard)
     if code is None:
         return Outcome("caught", f"no end after {limit:.0f} s")
     if code < 0:
@@ -61,12 +73,12 @@ def outcome_of(
     return Outcome("survived", "") if code == 0 else Outcome("broken", output[-3000:])
 
 
-def _ended(
+def ended(
     words: Sequence[str],
     tree: Path,
     environment: dict[str, str],
     limit: float,
-    heard: Callable[[str], object],
+    heard: Callable[[str], object] = bool,
 ) -> tuple[int | None, str]:
     """Exit status, None for none in time, and what was printed."""
     process = subprocess.Popen(
@@ -98,43 +110,27 @@ def _ended(
 
 
 def survey(root: Path, folder: Path, mutants: Sequence[Mutant]) -> list[Result]:
-    """Plants all of them, in two copies side by side, one of which begins with those in C++.
+    """Plants all of them, one after another, in a copy.
 
     Raises Failed where the tests fail without a defect, ValueError for a row that fits nothing.
     """
     texts = sources(root)
     places = {mutant: mutant.place(texts) for mutant in mutants}
-    trees = [Tree(root, folder / name) for name in ("one", "two")]
-    _say(f"{len(mutants)} defects; copying the sources to {trees[0].path} and {trees[1].path}")
-    for tree in trees:
-        tree.copy()
+    tree = Tree(root, folder)
+    _say(f"{len(mutants)} defects; copying the sources to {tree.path}")
+    tree.copy()
     _say("compiling the tree without a defect, for some minutes the first time")
-    trees[0].build()
-    for tree in trees:
-        tree.install()
-        isas = tree.check()
-    here = [m for m in mutants if not m.isa or m.isa in isas]
-    _check_without_defects(trees[0], here)
-    native = deque(m for m in here if not places[m].endswith(".py"))
-    others = deque(m for m in here if places[m].endswith(".py"))
-    results = {m: Result(m, places[m], Outcome("left out", f"no {m.isa} here"), 0) for m in mutants}
-
-    def lane(tree: Tree, *queues: deque[Mutant]) -> None:
-        for queue in queues:
-            while queue:
-                with suppress(IndexError):  # the other lane took the last one
-                    mutant = queue.popleft()
-                    results[mutant] = _result(tree, mutant, places[mutant])
-
-    with ThreadPoolExecutor(2) as pool:
-        lanes = [pool.submit(lane, trees[0], native, others), pool.submit(lane, trees[1], others)]
-        try:
-            for each in lanes:
-                each.result()
-        finally:  # also after Ctrl-C each lane ends what it has begun, and the copies are clean
-            native.clear()
-            others.clear()
-    return [results[mutant] for mutant in mutants]
+    tree.build()
+    tree.install()
+    isas = tree.check()
+    here = {m for m in mutants if not m.isa or m.isa in isas}
+    _check_without_defects(tree, here)
+    return [
+        _result(tree, mutant, where)
+        if mutant in here
+        else Result(mutant, where, Outcome("left out", f"no {mutant.isa} here"), 0)
+        for mutant, where in places.items()
+    ]
 
 
 def _check_without_defects(tree: Tree, mutants: Iterable[Mutant]) -> None:
@@ -142,9 +138,9 @@ def _check_without_defects(tree: Tree, mutants: Iterable[Mutant]) -> None:
     _say(f"running their {len(tests)} tests without a defect, for some minutes")
     start, together = time.monotonic(), ("-n", "2", "--dist", "worksteal")
     how = {"limit": 10 * LIMIT, "heard": _Percents().say}
-    outcome = outcome_of(tree.path, tests, tree.environment, *together, **how)
-    if outcome.status != "survived":
-        raise Failed(f"without a defect the tests fail: {outcome.by}")
+    found = outcome_of(tree.path, tests, tree.environment, *together, **how)
+    if found.status != "survived":
+        raise Failed(f"without a defect the tests fail: {found.by}")
     _say(f"they pass, in {time.monotonic() - start:.0f} s")
 
 
@@ -164,13 +160,14 @@ class _Percents:
 def _result(tree: Tree, mutant: Mutant, where: str) -> Result:
     start = time.monotonic()
     try:
-        with tree.planted(mutant, where):
-            outcome = outcome_of(tree.path, mutant.tests, tree.environment, "-x")
+        text = (tree.path / where).read_text().replace(mutant.old, mutant.new)
+        with tree.planted(where, text):
+            found = outcome_of(tree.path, mutant.tests, tree.environment, "-x")
     except Failed as why:
-        outcome = Outcome("broken", str(why)[-3000:])
+        found = Outcome("broken", str(why)[-3000:])
     seconds = time.monotonic() - start
-    _say(f"{outcome.status:8} {seconds:4.0f} s  {where}: {mutant.name}: {outcome.by}")
-    return Result(mutant, where, outcome, seconds)
+    _say(f"{found.status:8} {seconds:4.0f} s  {where}: {mutant.name}: {found.by}")
+    return Result(mutant, where, found, seconds)
 
 
 def _say(line: str) -> None:

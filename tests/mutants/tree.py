@@ -1,7 +1,7 @@
 """Tree: a copy of the sources in which defects are planted, built and tested.
 
-It lies in build/mutants and is kept, so that the next run compiles only what has changed since. The
-checkout, its installation and its own build are not touched.
+It is kept, so that the next run compiles only what has changed since. The checkout, its
+installation and its own build are not touched.
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ import sysconfig
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-
-from tests.mutants.mutant import Mutant
 
 EXTENSION = f"_C{sysconfig.get_config_var('EXT_SUFFIX')}"
 _KEPT = {".so", ".pyc"}  # in a copy, beside the files of the sources
@@ -53,7 +51,7 @@ class Tree:
     def __init__(self, root: Path, folder: Path) -> None:
         self.root, self.path = root, folder / "tree"
         hook = str(self.path / "tests" / "mutants" / "hook")
-        self._clean, self._mutated = folder.parent / "native", folder / "native"
+        self._clean, self._mutated = folder / "clean", folder / "mutated"
         self.environment = {
             "PYTHONPATH": os.pathsep.join([hook, *filter(None, [os.environ.get("PYTHONPATH")])]),
             "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
@@ -100,14 +98,14 @@ class Tree:
         return set(command(*words, cwd=self.path, **self.environment).split())
 
     @contextmanager
-    def planted(self, mutant: Mutant, where: str) -> Iterator[None]:
-        """The copy has the defect inside, in the file `where`. Raises Failed where it does not
+    def planted(self, where: str, defect: str) -> Iterator[None]:
+        """The file `where` of the copy has the text `defect` inside. Raises Failed if it does not
         compile."""
         place = self.path / where
         text, times = place.read_text(), place.stat()
         native = place.suffix != ".py"
         try:
-            _write(place, text.replace(mutant.old, mutant.new))
+            _write(place, defect)
             if native:
                 self._rebuild()
             yield

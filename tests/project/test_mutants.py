@@ -3,14 +3,15 @@ is not. Planting them is `make mutants`."""
 
 from __future__ import annotations
 
+import subprocess
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.mutants.mutant import Mutant, TestFiles, sources
-from tests.mutants.run import outcome_of
+from tests.mutants.mutant import Mutant, TestFiles, expression, parts_of, sources
+from tests.mutants.run import PYTEST, outcome_of
 from tests.mutants.table import MUTANTS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -31,11 +32,27 @@ def test_each_row_has_one_place_and_tests_that_exist() -> None:
         assert not several, f"{mutant.name}: of several {several}, say which by name[word]"
 
 
+def test_the_words_of_each_row_select_a_case() -> None:
+    files = TestFiles(ROOT)
+    tests = sorted({test for mutant in MUTANTS for test in mutant.tests if "[" in test})
+    paths = sorted({str(path) for test in tests for path in files.defining(test)})
+    command = (*PYTEST, "--collect-only", "-k", expression(tests), *paths)
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout + result.stderr
+    cases = result.stdout.lower().splitlines()
+    assert [test for test in tests if not any(_selects(test, case) for case in cases)] == []
+
+
+def _selects(test: str, case: str) -> bool:
+    name, words = parts_of(test)
+    return f"::{name}" in case and all(word.lower() in case for word in words)
+
+
 SOURCE = "def half(x):\n    return x // 2\n"
 TESTS = """
 from pathlib import Path
 
-exec(Path("qfx/half.py").read_text())
+exec(Path("csrc/half.h").read_text())
 
 def test_half():
     assert half(5) == 2
@@ -53,7 +70,7 @@ def test_death():
 
 
 def _outcome(folder: Path, new: str, test: str, **how: Any) -> tuple[str, str]:
-    for name, text in (("qfx/half.py", SOURCE), ("tests/test_half.py", TESTS)):
+    for name, text in (("csrc/half.h", SOURCE), ("tests/test_half.py", TESTS)):
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(text)
     place = Mutant("a defect", "x // 2", new, (test,)).place(sources(folder))
@@ -89,8 +106,8 @@ def test_what_the_tests_print_is_heard_while_they_run(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["", SOURCE + SOURCE])
 def test_a_text_that_is_not_there_once_is_an_error(tmp_path: Path, text: str) -> None:
-    (tmp_path / "qfx").mkdir()
-    (tmp_path / "qfx" / "half.py").write_text(text)
+    (tmp_path / "csrc").mkdir()
+    (tmp_path / "csrc" / "half.h").write_text(text)
     with pytest.raises(ValueError, match=r"a defect: its text is to be found once"):
         Mutant("a defect", "x // 2", "x / 2", ("test_half",)).place(sources(tmp_path))
     with pytest.raises(ValueError, match=r"no test is called test_half"):

@@ -1,0 +1,56 @@
+"""Defects of csrc/cpu/attention."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+ATTENTION = (
+    Mutant(
+        "a causal row does not see its own key",
+        old="return causal && m < k.rows ? m + 1 : k.rows;",
+        new="return causal && m < k.rows ? m : k.rows;",
+        tests=("test_kernel_equals_reference[int8_attention]",),
+    ),
+    Mutant(
+        "one query reads what it does not see",
+        old="while (end < keys && mask[end] != kHidden) ++end;",
+        new="while (end < keys) ++end;",
+        tests=("test_a_row_does_not_change_with_what_it_does_not_see",),
+    ),
+    Mutant(
+        "causal keys have the center of all",
+        old="*out.centered = !a.causal && all_see",
+        new="*out.centered = all_see",
+        tests=(
+            "test_a_row_does_not_change_with_what_it_does_not_see",
+            "test_kernel_equals_reference[int8_attention]",
+        ),
+    ),
+    Mutant(
+        "a faulty value does not show",
+        old='if (r < count && !finite) out.k_scale[first + r] = std::nanf("");',
+        new="",
+        tests=("test_faults_show_in_the_rows_that_see_them",),
+    ),
+    Mutant(
+        "rows that see different keys have one center",
+        old="same &= visible == (seen[n] != 0);",
+        new="same &= visible || !visible;",
+        tests=("test_a_row_does_not_change_with_what_it_does_not_see",),
+    ),
+    Mutant(
+        "a query has the mask of the one before",
+        old="const bool again = i > 0 && mask.row_stride == 0 && keys == keys_[r - 1];",
+        new="const bool again = i > 0 && keys == keys_[r - 1];",
+        tests=("test_kernel_equals_reference[int8_attention]",),
+    ),
+    Mutant(
+        "causal rows count as if they saw all keys",
+        old="return growing * (growing + 1) / 2 + (m - growing) * keys + m * kOfRow;",
+        new="return m * keys + m * kOfRow;",
+        tests=(
+            "test_shares_hold_every_row_once_and_the_same_work",
+            "test_twelve_heads_keep_all_threads_busy",
+        ),
+    ),
+)
