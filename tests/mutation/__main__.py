@@ -38,7 +38,8 @@ def main(base: str, minutes: float, tests: list[str]) -> None:
     say(f"recording which tests run these lines: {' '.join(tests)}")
     seen = record(trees[0], files, tests, end - time.monotonic())
     say(f"{len(seen.seconds)} tests ran, in {(time.monotonic() - start) / 60:.1f} minutes")
-    say(*(f"left out, since it fails without a mutant: {t}" for t in seen.failed), sep="\n")
+    for test in sorted(seen.failed):
+        say(f"left out, since it fails without a mutant: {test}")
     results = run(trees, evenly(made), seen, end, say)
     say("\n" + summary(len(made), results, (time.monotonic() - start) / 60))
 

@@ -7,7 +7,7 @@ import random
 import re
 import subprocess
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice, zip_longest
 from pathlib import Path
@@ -67,7 +67,7 @@ class _Visitor(file_mutation.MutationVisitor):
         return super()._skip_node_and_children(plain)
 
 
-def mutants_of(where: str, code: str, changed: Set[int]) -> Iterator[LineMutant]:
+def mutants_of(where: str, code: str, changed: set[int]) -> Iterator[LineMutant]:
     """The mutants of a file that change one of its lines `changed` (from 1)."""
     wrapper = MetadataWrapper(cst.parse_module(code))
     visitor = _Visitor(OPERATORS, IgnoredCode(set(), set(), set()))
