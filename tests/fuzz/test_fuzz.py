@@ -37,7 +37,7 @@ from tests.fuzz.hold import add_batch_norm, add_linear
 from tests.lib.costs import Prices
 
 SEEDS_EACH = 20
-CHUNKS = 250 if os.environ.get("QFX_TEST_PROFILE") == "long" else 10
+CHUNKS = 250 if os.environ.get("QFX_TEST_PROFILE") == "long" else 5
 
 
 @pytest.fixture(autouse=True)

@@ -35,6 +35,11 @@ def every(*axes: Iterable[Any]) -> list[tuple[Any, ...]]:
     return [tuple(axis[i % len(axis)] for axis in lists) for i in range(longest)]
 
 
+def usual(few: Iterable[Any], everything: Iterable[Any]) -> list[Any]:
+    """Returns `few`, which stand for the rest; in the long profile, everything."""
+    return list(everything if LONG else few)
+
+
 def places(case: Iterable[Hashable]) -> list[Hashable]:
     """Returns all pairs of values with their positions."""
     return list(combinations(enumerate(case), 2))

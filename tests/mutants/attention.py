@@ -36,7 +36,7 @@ ATTENTION = (
         "rows that see different keys have one center",
         old="same &= visible == (seen[n] != 0);",
         new="same &= visible || !visible;",
-        tests=("test_a_row_does_not_change_with_what_it_does_not_see",),
+        tests=("test_kernel_equals_reference[int8_attention]",),
     ),
     Mutant(
         "a query has the mask of the one before",
