@@ -319,7 +319,8 @@ def test_a_real_measurement_can_be_kept_and_read(name: str) -> None:
     small = replace(KINDS[name], axes=((1, 4), (64, 128), (8, 16)))
     state = torch.random.get_rng_state()
     table = LiveTable(small, F32, spending=Spending(1e9))
-    with on_threads(1):  # the thread's own time, however busy the machine is
+    # The thread's own time, however busy the machine is, and times that differ are believed.
+    with on_threads(1), unlimited():
         whole = table.whole()
     assert small.read(whole.text()) == whole
     assert read_known(small, text_of(table.known)) == table.known

@@ -66,6 +66,7 @@ def _run(
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(folder or os.getcwd())
+    multiprocessing.set_start_method(None, force=True)  # what a script begins with
     if warnings_of is not None:
         warnings.filterwarnings("error", message=warnings_of)
     sys.argv = [str(code) if isinstance(code, Path) else "-c", *arguments]

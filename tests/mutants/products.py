@@ -84,7 +84,7 @@ PRODUCTS = (
         "rows of one kind of weight are those of another",
         old="a.whole.narrow == b.whole.narrow;",
         new="true;",
-        tests=("test_they_give_the_bits_of_several",),
+        tests=("test_small_and_large_codes",),
     ),
     Mutant(
         "the last columns of few bits are written behind the output",

@@ -28,6 +28,16 @@ def test_they_give_the_bits_of_one_for_each(data: st.DataObject) -> None:
             assert all(map(same_bits, found, expected)), isa
 
 
+@pytest.mark.parametrize("rows", [1, 9])
+@pytest.mark.parametrize("most", [(63, 127), (127, 63)])
+def test_small_and_large_codes(most: tuple[int, int], rows: int, isa: str) -> None:
+    """Kernels read inputs in another format where all codes of a weight are at most 63."""
+    of = Weights(2, 192)
+    weights = tuple(of.int8(n, limit) for n, limit in zip((32, 48), most, strict=True))
+    case = Case(torch.randn(rows, 192, generator=of.g), weights, list(Code()))
+    assert all(map(same_bits, together(case), alone(case)))
+
+
 def test_strided_operands() -> None:
     of = Weights(0, 64)
     wide, biases = torch.randn(3, 128, generator=of.g), torch.randn(48, 2, generator=of.g)
