@@ -125,7 +125,9 @@ class Tuner(Generic[W, L, P]):
 
 
 def choose(question: Question[W, L, P], machine: Machine[W, L]) -> Choice[P]:
-    """Times all trials of a question with `machine` (real or simulated) and returns the choice."""
+    """Lets `machine` (real or simulated) time what a tuner asks for, until the tuner has chosen
+    one of the answers of `question`; returns the choice. A question is a choice between several
+    settings of parameters, and a trial is one timed run."""
     tuner = Tuner(question, machine)
     while tuner.trial is not None:
         tuner.took(machine.seconds(*tuner.trial))

@@ -29,8 +29,8 @@ NEAREST = {
 
 
 def family_of(isa: str) -> str | None:
-    """Returns the instruction set whose default tables are used for `isa`; None for the portable
-    reference, which has none."""
+    """Returns the instruction set whose default cost tables are used for the instruction set
+    `isa`; None if the package has no tables for it, as for the portable kernels ("ref")."""
     name = NEAREST.get(isa, isa)
     return name if (FOLDER / f"{name}.json").exists() else None
 

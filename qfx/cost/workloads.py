@@ -28,8 +28,8 @@ class Workload:
     extras: Mapping[str, Extra] = field(default_factory=dict)
 
     def read(self, text: str) -> Table:
-        """Reads the JSON of a table. Raises ValueError, KeyError or TypeError if it is not a table
-        of this kind."""
+        """Reads a cost table (measured times) from JSON. Raises ValueError, KeyError or TypeError
+        if the text is not a table of this kind of work."""
         table = Table.of(json.loads(text), {name: e[1:] for name, e in self.extras.items()})
         if {name: g.axes for name, g in table.grids.items()} != dict.fromkeys(GRIDS, self.axes):
             raise ValueError("the kept table is of other sizes")

@@ -1,8 +1,13 @@
-"""Reads and writes safetensors files: the table of a file, and its bytes in order.
+"""Reads and writes safetensors files: first the header, which names the tensors of the file with
+their dtypes, shapes and offsets (here called the table), then the tensors in the order of their
+offsets.
 
-The package safetensors checks the table (sizes, offsets, overflows, completeness of the file);
-other errors are found here. Tensors are read one after another into their own memory: the pages of
-a mapped file would count as resident memory, in addition to the model made from it.
+The package safetensors checks sizes, offsets and overflows in the header, and that the file is
+complete. This module finds the other errors: a dtype that qfx does not read, a size that PyTorch
+cannot represent, a bool that is neither 0 nor 1, a file that became shorter.
+
+Tensors are read one after another into their own memory: the pages of a mapped file would count as
+resident memory, in addition to the model made from it.
 """
 
 from __future__ import annotations

@@ -71,8 +71,9 @@ class CrossSteps(Steps):
         return {name: value for name, value in super().__getstate__().items() if name != "_seen"}
 
     def prepare(self) -> None:
-        """Builds the programs that process one token, by calling them with zeros as the encoder's
-        output."""
+        """Builds the programs for one token, one for each batch size. The first call of the decoder
+        with one token runs the modules; the second call builds the program and runs it. Both calls
+        get zeros as the encoder's output."""
         length = min(self.source_length, 16) if self.masks_source else self.source_length
         for batch in self.sizes:
             token = torch.zeros(batch, 1, dtype=torch.int64, device=self.model.device)

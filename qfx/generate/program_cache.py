@@ -81,8 +81,9 @@ class _ProgramEntry:
 
 
 def _runner(data: bytes, of_model: Mapping[str, Tensor]) -> Runner | None:
-    """Returns the program in `data`, the content of a file; None if constants in it were computed
-    from other weights. Raises ValueError for data that `written` did not write."""
+    """Returns the program that a file with the content `data` holds, with the weights `of_model`;
+    None if the program has constants that were computed from other weights than these. Raises
+    ValueError if `data` is not a result of the function `written`."""
     head, _, body = data.partition(b"\n")
     header = json.loads(head)
     if header["values"] is not None and header["values"] != values_digest(of_model):

@@ -172,7 +172,8 @@ def _argument(tree: ast.expr, bound: Bound) -> Any:
 
 
 def _part(tree: ast.Subscript, bound: Bound) -> Any:
-    """Returns, for `t[i]`, the existing node that takes result i of `t`."""
+    """Returns the node of the graph for the expression `t[i]` of a pattern: the existing getitem
+    node that takes result i of the node bound to `t`."""
     source, part = bound[_name(tree.value)], ast.literal_eval(tree.slice)
     return next(n for n in source.users if calls(n, operator.getitem) and n.args[1] == part)
 

@@ -112,8 +112,9 @@ def storage_id(tensor: Tensor) -> int | None:
 
 
 def weak_storage(tensor: Tensor) -> StorageWeakRef:
-    """Returns a weak reference to a tensor's memory. It is `expired()` once nothing owns the
-    memory; until then no other storage has its `storage_id`."""
+    """Returns a weak reference to a tensor's memory. The reference is `expired()` once nothing owns
+    the memory. Until then no other memory has the same `storage_id`; later the number may be
+    used again."""
     return StorageWeakRef(tensor.untyped_storage())
 
 

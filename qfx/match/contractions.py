@@ -82,8 +82,8 @@ def einsum(node: fx.Node, equation: Any, operands: tuple[Any, ...]) -> Operands 
 
 
 def _labels(equation: str, operands: tuple[Any, ...]) -> tuple[list[str], str] | str:
-    """Returns a letter for each axis of both operands and of the output; '...' is replaced by
-    letters."""
+    """Returns the letters of the axes of both operands, and those of the output, after replacing
+    '...' by letters. Returns the reason as a str if the equation cannot be a matmul for qfx."""
     inputs, arrow, output = equation.replace(" ", "").partition("->")
     sides = inputs.split(",")
     if not arrow or len(sides) != 2:

@@ -1,7 +1,9 @@
 """The ways in which a graph can express a matmul, each normalized to one form.
 
-A row of the table says that calls of its targets, with its argument names, are `act(x @ W + bias)`
-with these operands, or gives a reason why qfx leaves the node alone. Nothing here edits a graph.
+The common form is `act(x @ W + bias)`. The table ROWS has a row (`Spelling`) for each way. A row
+lists functions and the names of their arguments. If a node calls one of these functions, the row's
+`parse` returns the operands x, W and bias of the common form, or the reason why qfx leaves the node
+alone. Nothing here edits a graph.
 """
 
 from __future__ import annotations

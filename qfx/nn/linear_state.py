@@ -107,7 +107,9 @@ class LinearState(StoredModule):
 
     @classmethod
     def taken_from(cls, state: State, prefix: str, n: int, k: int) -> FrozenState | None:
-        """Implements `StoredModule.taken_from`."""
+        """Takes the saved tensors of a weight [N, K] from a state dict: their names begin with
+        `prefix`. Returns them after checking them; None if there are none. Raises the errors of
+        `StoredModule.taken_from`."""
         return taken_from(state, prefix, n, k)
 
     @classmethod

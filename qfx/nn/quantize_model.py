@@ -92,7 +92,8 @@ def planned(
 ) -> tuple[Selection, dict[nn.Module, Scheme | SiteRecipe]]:
     """Decides which linears and embeddings become int8 and how each is quantized; changes nothing.
 
-    Raises ValueError, in the name of `who`, in the same cases as `quantize_`.
+    Raises ValueError in the same cases as `quantize_`. Its message begins with `who`, the name of
+    the function that the user called.
     """
     names = defaultdict(list)
     for name, module in model.named_modules(remove_duplicate=False):

@@ -181,7 +181,8 @@ class QuantizedWeight(ShardedWeight, FloatProxy):
         self._hold(made)
 
     def requantize(self, value: Tensor) -> None:
-        """Replaces the codes by the nearest codes of `value` [N, K], as if it were loaded. (R1)"""
+        """Quantizes the floats `value` [N, K] and replaces the weight by the result, codes and
+        scales, as `load_state_dict` does with floats. The earlier codes have no influence. (R1)"""
         n, k = self.shape
         check_written(value, n, k, self.packed)
         self.memory.has_scales_of_whole = False

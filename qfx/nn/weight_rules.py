@@ -130,7 +130,11 @@ def _(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
 
 
 def _collective(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Runs the collective for each tensor of the weights, one after the other."""
+    """Runs `func`, a collective operation of torch.distributed, on quantized weights: once for each
+    tensor that a weight consists of (codes, scales and others), one after the other.
+
+    Returns the first argument and the handle of the last operation, or NotImplemented if a tensor
+    in the arguments is not a quantized weight."""
     whole = tree_map(lambda t: t.clone() if isinstance(t, WeightView) else t, args)
     sent = [t for t in tree_leaves(whole) if isinstance(t, Tensor)]
     if not all(isinstance(t, QuantizedWeight) for t in sent):

@@ -105,8 +105,9 @@ def octets_of(packed: Tensor, n: int, k: int) -> Tensor:
 
 
 def cuda_octets_of(packed: Tensor, n: int, k: int) -> Tensor:
-    """Returns the same as `octets_of` for a weight in the layout for CUDA, which may be on any
-    device."""
+    """Returns the signs of a packed 1-bit weight [n, k] as uint8 [n, k / 8], rounded up, 8 signs
+    in a byte: bit k % 8 of byte k // 8 is 1 if w_nk >= 0. The weight has the layout for CUDA and
+    may be on any device; `octets_of` does the same for both layouts."""
     counts = 4 * (-(-n // CUDA_COLUMNS) * CUDA_COLUMNS)
     octets = packed[counts:].view(torch.uint8)
     return octets.reshape(n, -(-k // CUDA_GROUP) * CUDA_GROUP // 8)[:, : -(-k // 8)].contiguous()

@@ -22,9 +22,10 @@ def relative_bound(
     """Returns for each row of x [..., K] a bound g_m, float64 [M]: int8 changes the output n of row
     m by at most g_m |x_m| |w_n|. Equation (B5).
 
-    `error` float32 [2]: alpha and beta of the weight, the norms of its codes and of their error
-    relative to w, from `qfx.ops.packing`. `code`: the `Code` of x. `factor` [K]: multiplies x
-    first.
+    `error`, float32 [2]: two numbers of the weight, computed by `qfx.ops.packing`: alpha bounds
+    the norm of the quantized w_n divided by |w_n|, and beta bounds the norm of its quantization
+    error divided by |w_n|. `code`: how x is quantized, the fields of a `Code`. `factor` [K]:
+    multiplies x before it is quantized.
     """
     how, k = Code(*code), x.shape[-1]
     qmin, qmax = code_range(how.bits, bool(how.symmetric))

@@ -99,7 +99,8 @@ def unpack_int8(weight: Tensor, layout: Layout, k: int) -> tuple[Tensor, Tensor,
 
 
 def _parts(weight: Tensor, sizes: Int8Sizes) -> tuple[Tensor, Tensor]:
-    """Returns the values [P, bytes] and the codes [P, bytes] of the panels."""
+    """Splits a packed weight. Returns two int8 tensors with a row of bytes for each of its P
+    panels: the values of the panel (scales, zero points and sums), and its codes."""
     values, codes = ((sizes.panels, sizes.values), (sizes.panels, sizes.codes))
     parts = weight[HEADER_BYTES:].split([math.prod(values), math.prod(codes)])
     return parts[0].reshape(values), parts[1].reshape(codes)

@@ -1,8 +1,9 @@
-"""Functions that quantize and dequantize a tensor by a QSpec, and measure the error, for any use.
+"""Functions that quantize and dequantize one tensor outside of any model, and measure the error.
 
-A tensor [..., K] is treated as the matrix [rows, K]. The elements that share a scale become a row
-for the operators: the matrix itself, its transpose (`PER_COLUMN`) or its groups. Equations:
-docs/numerics.md.
+A `QSpec` says how: bits, symmetric or not, and which elements share a scale. A tensor [..., K] is
+treated as the matrix [rows, K]. The operators compute one scale for each row of their input, so the
+elements that share a scale are first arranged as rows: the matrix stays as it is, is transposed
+(`PER_COLUMN`), or each of its groups becomes a row. Equations: docs/numerics.md.
 """
 
 from __future__ import annotations

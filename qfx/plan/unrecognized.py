@@ -100,9 +100,10 @@ def warning_of(
     selective: bool,
 ) -> str | None:
     """Returns the text of a warning if more than half of the bytes of weights that the graph
-    multiplies are of an unsupported kind; once for the code of a frame. The text is logged at INFO
-    instead if the configuration is `selective` (it names modules), or if the bytes are less than
-    1 % of the parameters of `modules`, the modules around the graph."""
+    multiplies are of an unsupported kind. Returns None otherwise, and if the same text was already
+    returned for `code`, the Python function that was captured. If the configuration is `selective`
+    (it names modules), or if the bytes are less than 1 % of the parameters of `modules`, the
+    modules around the graph, the text is only logged, at INFO."""
     left, served = unrecognized_weights(gm, matches)
     count = sum(left.values())
     parted = any(is_distributed(value(n)) for n in gm.graph.nodes if _multiplies(n))

@@ -35,8 +35,9 @@ class Outside(Exception):
 
 @dataclass
 class NodeStep:
-    """A node and its instructions, or None if PyTorch runs it. `results`: the memory regions that
-    hold its results. `regions`: all regions that it reads or writes."""
+    """A node of a graph as part of a program. `instructions`: the instructions that compute the
+    node; None if PyTorch runs the node. `results`: the pieces of memory (`Region`) that hold the
+    results of the node. `regions`: all pieces of memory that the node reads or writes."""
 
     node: fx.Node
     instructions: list[Instruction] | None

@@ -82,8 +82,9 @@ class CallInputs:
 
 
 class Side(NamedTuple):
-    """One way to call the model. `run` returns the output, and the seconds of the call that count.
-    `says`: what runs, in words."""
+    """One of the two ways to call the model that are compared: in float, or in int8. `run` calls
+    the model and returns its output, and the seconds of the whole call or, if only captured graphs
+    are compared, of these graphs. `says`: what runs, in words."""
 
     run: Callable[..., tuple[Any, float]]
     says: str

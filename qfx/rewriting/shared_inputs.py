@@ -110,7 +110,8 @@ def _why_apart(first: fx.Node, linear: _LinearNode, between: int) -> str | None:
 
 
 def _emit(graph: fx.Graph, linears: Sequence[_LinearNode]) -> None:
-    """Replaces each linear by a part of the results of one call."""
+    """Adds one call of `linears` that computes all of these linears, and replaces each linear by
+    the result of this call that belongs to it, `every[i]`."""
     first, arguments = linears[0], [linear.arguments for linear in linears]
     for linear in linears:
         for node in linear.read("layout", *_OF_EACH):

@@ -40,9 +40,11 @@ class ChannelMoments(NamedTuple):
 
     @property
     def effective_rows(self) -> Tensor:
-        """(sum x_k^2)^2 / sum x_k^4, float64 [K]: M for a channel of constant magnitude, M / 3 for
-        a normally distributed one, 1 for a channel that is nonzero in one row, 0 for one that is
-        always 0."""
+        """The number of rows among which the values of each channel are spread, float64 [K].
+
+        The number is (sum x_k^2)^2 / sum x_k^4, with sums over the M rows. It is M for a channel of
+        constant magnitude, M / 3 for a normally distributed channel, 1 for a channel that is
+        nonzero in one row only, and 0 for a channel that is always 0."""
         return self.rows * self.square.double().square() / self.fourth.clamp_min(_SMALLEST)
 
     @classmethod
