@@ -48,10 +48,9 @@ lint: setup
 	$(if $(CPP),$(BIN)/clang-format --dry-run -Werror $(CPP))
 
 # `make bench BENCH=--save` also writes benchmarks/results.
-QUESTIONS = linear attention models accuracy training compiling cost architectures
+QUESTIONS = linear attention models accuracy training compiling cost architectures decode first_token
 bench: setup
 	for question in $(QUESTIONS); do $(BIN)/python -m benchmarks $$question $(BENCH) || exit 1; done
-	$(BIN)/python -m benchmarks.decode $(BENCH)
 
 # The native tests under sanitizers of addresses and undefined behaviour, and their threads under
 # that of threads.

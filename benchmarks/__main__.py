@@ -4,8 +4,7 @@
     python -m benchmarks QUESTION [--threads 1] [--rounds 15] [--save] [options of its own]
     python -m benchmarks QUESTION --help                          lists the options
 `--save` writes the rows to benchmarks/results. Lists are separated by commas, or by semicolons if
-a value contains commas. Decoding and GPUs have commands of their own, `python -m benchmarks.decode`
-and `python -m benchmarks.gpu`.
+a value contains commas. GPUs have a command of their own, `python -m benchmarks.gpu`.
 """
 
 from __future__ import annotations
@@ -32,6 +31,8 @@ QUESTIONS = (
     "compiling",
     "cost",
     "architectures",
+    "decode",
+    "first_token",
 )
 
 
@@ -73,7 +74,8 @@ def run(name: str, asked: Question, options: argparse.Namespace) -> None:
         print(tabulate([_printed(row, asked) for row in rows], headers="keys"), flush=True)
         print(*asked.below(rows), sep="\n", flush=True)
         if options.save:
-            print(f"wrote {merge(name, rows, (*asked.key, 'threads'))}", flush=True)
+            file = merge(name.replace("_", "-"), rows, (*asked.key, "threads"))
+            print(f"wrote {file}", flush=True)
 
 
 def _printed(row: Row, asked: Question) -> Row:

@@ -4,16 +4,16 @@
 Steps read real text; the search for the likeliest token is not part of them. Every way has a
 process of its own and is prepared once, and all are measured in turn. With one thread the times
 are processor seconds.
-    python -m benchmarks.decode [--model qwen3] [--ways 'qfx generate w8a8,...']
+    python -m benchmarks decode [--model qwen3] [--ways 'qfx generate w8a8,...']
         [--context 128,1024] [--batch 1,8] [--new 32] [--save]
 """
 
 from __future__ import annotations
 
-import argparse
 import multiprocessing
 import time
-from collections.abc import Callable, Sequence
+from argparse import Namespace
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -21,24 +21,23 @@ from statistics import median
 from typing import Any
 
 import torch
-from tabulate import tabulate
 from torch import Tensor
 from torch._dynamo.utils import counters
 
-from benchmarks.common import Timing, cpu_seconds, keep_memory, machine, merge
+from benchmarks.common import Timing, cpu_seconds, keep_memory
 from benchmarks.decode_models import MODELS, text
 from benchmarks.decode_peers import PEERS
 from benchmarks.decode_ways import EAGER, WAYS, Case, load, own
 from benchmarks.peer import UnsupportedError, missing
+from benchmarks.question import Question, Row, chosen
 from benchmarks.resident import peak
 from qfx.ops.single_tensors import sqnr
 
 UNTIMED = 2  # first steps of a round
 COMPARED = 64  # steps at most, whose logits are compared
 READ = 2**29  # bytes that are read for the rate of memory: more than any cache has
-KEY = ("model", "way", "batch", "context", "threads")
+KEY = ("model", "way", "batch", "context")
 SPAWN = multiprocessing.get_context("spawn")
-Row = dict[str, Any]
 
 
 class Measured:
@@ -230,35 +229,23 @@ def gains(alone: Sequence[Row], together: Sequence[Row]) -> list[str]:
     return lines
 
 
-OPTIONS: Row = {"model": "smollm2", "ways": ",".join((*WAYS, *PEERS)), "context": "128,1024,4096",
-                "batch": "1,8", "threads": 1, "new": 32, "rounds": 5}  # fmt: skip
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    for name, default in OPTIONS.items():
-        parser.add_argument(f"--{name}", type=type(default), default=default)
-    parser.add_argument("--save", action="store_true", help="write benchmarks/results")
-    given = parser.parse_args()
-    if unknown := {*given.ways.split(",")} - {*WAYS, *PEERS}:
-        parser.error(f"unknown {', '.join(unknown)}; there are: {', '.join((*WAYS, *PEERS))}")
-    torch.set_num_threads(given.threads)
-    host, first = machine(), dict[int, list[Row]]()  # rows of the first batch, by context
-    whole = Case(MODELS[given.model](), 1, 0, given.new)
-    batches, contexts = ([int(n) for n in x.split(",")] for x in (given.batch, given.context))
-    for batch, context in product(batches, contexts):
+def tables(options: Namespace) -> Iterator[list[Row]]:
+    """Yields the rows of each batch and context."""
+    ways, first = chosen(options.ways, {**WAYS, **PEERS}), dict[int, list[Row]]()
+    whole = Case(MODELS[options.model](), 1, 0, options.new)
+    for batch, context in product(options.batch, options.context):
         case = replace(whole, batch=batch, context=context)
-        tokens = text(case.folder, batch, context + given.new)
-        rows = measure(given.ways.split(","), case, tokens, given.threads, given.rounds)
-        added = {"model": given.model, "commit": host["commit"]}
-        rows = [{**row, **added} for row in rows]
-        print(tabulate([r for r in rows if "reason" not in r], headers="keys"))
-        print(*(f"no {r['way']}: {r['reason']}" for r in rows if "reason" in r), sep="\n")
-        print(*gains(first.get(context, []), rows), sep="\n", flush=True)
-        first.setdefault(context, rows)
-        if given.save:
-            print(f"wrote {merge('decode', rows, KEY)}")
+        tokens = text(case.folder, batch, context + options.new)
+        rows = measure(ways, case, tokens, options.threads, options.rounds)
+        print(*gains(first.setdefault(context, rows), rows), sep="\n")
+        yield [{**row, "model": options.model} for row in rows]
 
 
-if __name__ == "__main__":
-    main()
+QUESTION = Question(
+    "How many tokens per second does a language model decode, and how near are its logits?",
+    tables,
+    KEY,
+    {"model": "smollm2", "ways": [*WAYS, *PEERS], "context": [128, 1024, 4096], "batch": [1, 8],
+     "new": 32},
+    rounds=5,
+)  # fmt: skip

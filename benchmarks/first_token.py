@@ -3,14 +3,16 @@
 SmolLM2-135M, each way in a fresh process that compiles: once with an empty folder for everything
 stored on disk (Inductor's code, the cost tables and programs of qfx), and once with the files of
 that process. `made_s`: seconds until a decoder exists, compiled or not.
-    python -m benchmarks.first_token [--ways 'qfx w8a8,...'] [--rounds 3] [--threads 1] [--save]
+    python -m benchmarks first_token [--ways 'qfx w8a8,...'] [--rounds 3] [--threads 1] [--save]
 """
 
 from __future__ import annotations
 
-import argparse
 import json
+import sys
 import time
+from argparse import Namespace
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -18,21 +20,20 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from tabulate import tabulate
 from torch import Tensor
 from torch._dynamo.utils import counters
 
 import qfx
 from benchmarks import decode_ways
-from benchmarks.common import cpu_seconds, machine, merge
+from benchmarks.common import cpu_seconds
 from benchmarks.decode_models import MODELS, text
 from benchmarks.decode_ways import Case, Static, Way, load
 from benchmarks.fresh import FailedError, in_a_process
+from benchmarks.question import Question, Row, chosen
 
 CONTEXT, NEW, LENGTH = 128, 8, 1024  # tokens: of the prompt, new ones, of the cache
 EMPTY, FILLED = "empty", "filled"
-KEY = ("way", "cache", "threads")
-Row = dict[str, Any]
+KEY = ("way", "cache")
 
 
 class Counted:
@@ -109,10 +110,7 @@ def one_round(name: str, folder: Path, told: Tensor, threads: int) -> dict[str, 
         places = {"TORCHINDUCTOR_CACHE_DIR": f"{kept}/inductor", "XDG_CACHE_HOME": f"{kept}/xdg"}
         places["QFX_PROGRAM_CACHE"] = f"{kept}/programs"
         run = partial(in_a_process, "benchmarks.first_token", environment=places)
-        return {
-            cache: run("--one", name, str(folder), tokens, f"--threads={threads}")
-            for cache in (EMPTY, FILLED)
-        }
+        return {cache: run(name, str(folder), tokens, str(threads)) for cache in (EMPTY, FILLED)}
 
 
 def rows(name: str, folder: Path, told: Tensor, threads: int, rounds: int) -> list[Row]:
@@ -129,32 +127,29 @@ def rows(name: str, folder: Path, told: Tensor, threads: int, rounds: int) -> li
     ]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--ways", default=",".join(WAYS))
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--save", action="store_true", help="write benchmarks/results")
-    parser.add_argument("--one", nargs=3, help="only this way, of a folder and a file of tokens")
-    options = parser.parse_args()
-    torch.set_num_threads(options.threads)
-    if options.one:
-        name, folder, tokens = options.one
-        with torch.no_grad():
-            case = Case(Path(folder), 1, LENGTH - NEW - 1, NEW)
-            print(json.dumps(first(WAYS[name], case, torch.load(tokens))))
-        return
-    if unknown := {*options.ways.split(",")} - {*WAYS}:
-        parser.error(f"unknown {', '.join(unknown)}; there are: {', '.join(WAYS)}")
-    host, folder = machine(), MODELS["smollm2"]()
-    told, names = text(folder, 1, CONTEXT), options.ways.split(",")
-    found = [r for n in names for r in rows(n, folder, told, options.threads, options.rounds)]
-    found = [{**row, "commit": host["commit"]} for row in found]
-    print(host)
-    print(tabulate(found, headers="keys"))
-    if options.save:
-        print(f"wrote {merge('first-token', found, KEY)}")
+def tables(options: Namespace) -> Iterator[list[Row]]:
+    """Yields the rows of each way."""
+    folder = MODELS["smollm2"]()
+    prompt = text(folder, 1, CONTEXT)
+    for name in chosen(options.ways, WAYS):
+        yield rows(name, folder, prompt, options.threads, options.rounds)
 
+
+def one(name: str, folder: str, tokens: str, threads: str) -> None:
+    """Runs a way in this process, and prints its seconds as JSON."""
+    torch.set_num_threads(int(threads))
+    with torch.no_grad():
+        case = Case(Path(folder), 1, LENGTH - NEW - 1, NEW)
+        print(json.dumps(first(WAYS[name], case, torch.load(tokens))))
+
+
+QUESTION = Question(
+    "How long does `generate` take from a loaded model to its first token?",
+    tables,
+    KEY,
+    {"ways": [*WAYS]},
+    rounds=3,
+)
 
 if __name__ == "__main__":
-    main()
+    one(*sys.argv[1:])

@@ -182,7 +182,7 @@ def test_a_first_token_is_timed_in_a_process(
     cases: dict[str, Case], tokens: Tensor, tmp_path: Path
 ) -> None:
     torch.save(tokens[:1], tmp_path / "tokens")
-    given = ["--one", EAGER, str(cases["qwen3"].folder), str(tmp_path / "tokens")]
+    given = [EAGER, str(cases["qwen3"].folder), str(tmp_path / "tokens"), "1"]
     found = in_a_process("benchmarks.first_token", *given)
     assert 0 < found["made_s"] < found["first_s"] <= found["all_s"] and found["graphs"] == 0
 

@@ -1,5 +1,6 @@
 // The headers of packed weights, which say what follows and hold a checksum of it and one of
-// themselves. The latter is read at each call, the former before a weight's first use (integrity.h).
+// themselves. The latter is read at each call, the former before a weight's first use
+// (integrity.h).
 #pragma once
 
 #include <algorithm>
