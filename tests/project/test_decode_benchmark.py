@@ -205,7 +205,7 @@ def test_the_second_process_of_a_round_has_the_folders_of_the_first(
     seconds = iter([9.0, 1.0, 7.0, 2.0, 8.0, 3.0])
 
     def process(_: str, *given: str, environment: dict[str, str]) -> dict[str, float]:
-        if given[1] == "broken":
+        if given[0] == "broken":
             raise FailedError("It broke.")
         left = [Path(environment[name]) for name in ("XDG_CACHE_HOME", "TORCHINDUCTOR_CACHE_DIR")]
         second = next(seconds)
