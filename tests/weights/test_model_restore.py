@@ -133,7 +133,7 @@ def everything(model: nn.Module) -> Any:
 @pytest.mark.parametrize("change, captured", every(CHANGES, [True, False]))
 def test_nothing_is_changed(change: str, captured: bool) -> None:
     if change in IN_PLACE and not captured:
-        pytest.skip("told by a warning instead")
+        pytest.skip("only a warning reports this change: see the test of warnings")
     net = Net(CHANGES[change], captured)
     before = everything(net)
     qfx.explain(net, X, options=ALL)
