@@ -9,7 +9,7 @@ set(QFX_CUDA_OPERATORS
   ops/groups.cpp
   ops/linear.cpp
   ops/linear_float.cpp
-  ops/lowbit.cpp
+  ops/float_linear.cpp
   ops/product.cpp
   ops/quantize.cpp
   ops/requantize.cpp

@@ -16,7 +16,7 @@ from qfx.ops import (
     kv_cache,
     legacy_operators,
     linear,
-    lowbit_cuda,
+    cuda_float_linear,
     quantize,
     rotation,
     sharding,
@@ -27,7 +27,7 @@ from qfx.ops.registry import FAKES, REFERENCES
 
 __all__ = [
     "FAKES", "REFERENCES", "attention", "attention_decode", "binary", "bmm", "flops", "guard",
-    "kv_attention", "kv_blocks", "kv_cache", "legacy_operators", "linear", "lowbit_cuda",
+    "kv_attention", "kv_blocks", "kv_cache", "legacy_operators", "linear", "cuda_float_linear",
     "quantize", "rotation", "sharding", "ste", "weight",
 ]  # fmt: skip
 

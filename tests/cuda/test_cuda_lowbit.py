@@ -1,5 +1,5 @@
 """The CUDA operators of weights of 4 and 5 bits, on the emulator: they call Python by name
-(qfx/ops/lowbit_cuda.py), which multiplies the values that codes stand for."""
+(qfx/ops/cuda_float_linear.py), which multiplies the values that codes stand for."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from qfx.ops import REFERENCES, lowbit_cuda
+from qfx.ops import REFERENCES, cuda_float_linear
 from qfx.ops.code import Code
 from qfx.ops.header import MINIMUMS, NONE, ZERO_POINTS
 from qfx.ops.layout import Layout
@@ -272,7 +272,7 @@ def test_on_cuda_it_is_the_product_of_the_values(
     each = zero.repeat_interleave(parts.group if by_group else max(k, 1), 1)[:, :k]
     x = (q - each).float()
     expected = (x.double() @ parts.values.t()).float()
-    assert torch.equal(lowbit_cuda.low_bit_linear(x, *parts.pack(), *TAIL), expected)
+    assert torch.equal(cuda_float_linear.low_bit_linear(x, *parts.pack(), *TAIL), expected)
 
 
 @pytest.mark.parametrize(

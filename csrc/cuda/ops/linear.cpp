@@ -1,7 +1,7 @@
 // int8_mm, linear, linear_ste, linear_dynamic on CUDA.
 #include <algorithm>
 
-#include "cuda/ops/lowbit.h"
+#include "cuda/ops/float_linear.h"
 #include "cuda/ops/product.h"
 #include "cuda/rows/dequantize.h"
 #include "implement.h"

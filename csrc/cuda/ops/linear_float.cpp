@@ -1,11 +1,15 @@
 // linear_float on CUDA: float activations times a quantized weight.
 #include "cuda/gemv/gemv.h"
-#include "cuda/ops/lowbit.h"
+#include "cuda/ops/float_linear.h"
 #include "cuda/ops/product.h"
 #include "implement.h"
 
 namespace qfx::cuda {
 namespace {
+
+// The rows of x up to which the kernel that reads the weight once for all of them is used. More
+// rows would read it again, and multiply without tensor cores.
+constexpr int64_t kFewRows = 8;
 
 Tensor linear_float(Tensor x, Tensor weight, std::vector<int64_t> given, std::optional<Tensor> bias,
                     Text activation, ScalarType out_dtype) {
@@ -22,8 +26,11 @@ Tensor linear_float(Tensor x, Tensor weight, std::vector<int64_t> given, std::op
   }
   check_one_scale(op, layout);
   const WeightLayout bytes = weight_layout_of(op, weight, layout, size.columns);
-  x = made_contiguous(x);
   weight = made_aligned(weight);
+  if (size.rows > kFewRows) {
+    return weight_only_linear(op, x, weight, bytes, bias, activation, out_dtype);
+  }
+  x = made_contiguous(x);
   bias = made_contiguous(bias);
   const PackedWeight w = packed_of(bytes, weight);
   const AnyFloats biases = bias_of(op, bias);

@@ -2,7 +2,7 @@
 #include <tuple>
 
 #include "cuda/gemm/pack.h"
-#include "cuda/ops/lowbit.h"
+#include "cuda/ops/float_linear.h"
 #include "cuda/ops/product.h"
 #include "implement.h"
 

@@ -1,5 +1,5 @@
-// Weights of 4 and 5 bits on CUDA, which have no kernels yet: operators of qfx/ops/lowbit_cuda.py,
-// called by name. Their packed weight is that of the CPU.
+// Linears on CUDA that run as float matmuls: operators of qfx/ops/cuda_float_linear.py, called by
+// name. Weights of 4 and 5 bits have no kernels yet; their packed weight is that of the CPU.
 #pragma once
 
 #include <array>
@@ -24,5 +24,10 @@ std::array<Tensor, 4> low_bit_unpack(const char* op, const Tensor& weight,
 Tensor low_bit_linear(const char* op, const Tensor& x, const Tensor& weight,
                       const WeightLayoutArgument& layout, const std::optional<Tensor>& bias,
                       const std::string& activation, ScalarType out_dtype);
+
+// Of float activations x and a weight of 8 bits with one scale per row. (W1)
+Tensor weight_only_linear(const char* op, const Tensor& x, const Tensor& weight,
+                          const WeightLayout& layout, const std::optional<Tensor>& bias,
+                          const std::string& activation, ScalarType out_dtype);
 
 }  // namespace qfx::cuda
