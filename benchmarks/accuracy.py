@@ -2,14 +2,13 @@
 
 SmolLM2-135M on news texts: mean divergence (KL) of the next-token distribution from float, how
 often the likeliest token is the same (top-1), perplexity, and correct answers to questions about
-capitals. Whisper base on speech: the same divergence, after the tokens that the float model
-transcribed. MiniLM and all-mpnet-base-v2: 1 - cosine to the float embedding, and correlation with
+capitals. MiniLM and all-mpnet-base-v2: 1 - cosine to the float embedding, and correlation with
 human judgement of texts and words. A vision transformer trained here on 8x8 digits: accuracy and
 negative log likelihood. Every linear is int8 whatever its speed, and attention if it gains.
 Divergence resolves smaller differences than perplexity, of which 0.5 % are noise at this size.
     python -m benchmarks accuracy --models smollm,mpnet --settings w8a8,w7a7
     python -m benchmarks accuracy --more '{"recipe": "smollm.json"}'    options of one more setting
-Once: pip install -c constraints.txt gguf; the models and texts are 1.1 GB in the cache folder.
+Once: pip install -c constraints.txt gguf; the models and texts are 1 GB in the cache folder.
 """
 
 from __future__ import annotations
@@ -29,7 +28,6 @@ import qfx
 from benchmarks.common import compiled_apart
 from benchmarks.judged import Judged, images, language
 from benchmarks.judged_encoders import base, small
-from benchmarks.judged_speech import speech
 from benchmarks.question import Question, Row, chosen
 from benchmarks.settings import SETTINGS, Setting
 from qfx.cost.device_models import current_costs
@@ -42,7 +40,6 @@ FLOAT = "float"
 ALL = {"minimum_gain": 0, "inner": "eager"}  # the numbers are the operators', whoever calls them
 JUDGED: dict[str, Callable[[], Judged]] = {
     "smollm": language,
-    "whisper": speech,
     "minilm": small,
     "mpnet": base,
     "digits": images,

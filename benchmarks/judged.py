@@ -1,8 +1,7 @@
 """Trained models with evaluation data, as compared by benchmarks/accuracy.py.
 
-This file has a language model and a vision model; encoders are in judged_encoders.py, speech in
-judged_speech.py. Each model takes tensors and returns one; its float outputs are the reference for
-those in int8.
+This file has a language model and a vision model; encoders are in judged_encoders.py. Each model
+takes tensors and returns one; its float outputs are the reference for those in int8.
 """
 
 from __future__ import annotations

