@@ -1,10 +1,8 @@
 """Whole models with random weights: float32, qfx, and the peers that are installed.
 
 All candidates of a model are timed in turns in one process. A peer that is missing, that cannot
-take the model or that fails is a row with the reason. CPU seconds to prepare start from an empty
-Inductor cache, while files converted for other programs are kept from earlier runs; one-time costs
-of a process are counted for its first candidate (`python -m benchmarks compiling` gives each its
-own process).
+take the model or that fails is a row with the reason. Files converted for other programs are kept
+from earlier runs.
 The peers: pip install -c constraints.txt --no-build-isolation -e '.[peers]'
 """
 
@@ -13,7 +11,6 @@ from __future__ import annotations
 import tempfile
 from argparse import Namespace
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -23,34 +20,13 @@ from torch import nn
 from torch._inductor.utils import fresh_cache
 
 import qfx
-from benchmarks.common import Candidate, Timing, compiled_apart, cpu_seconds, interleaved
-from benchmarks.peer import Answers, Prepare, Run, UnsupportedError, missing
+from benchmarks.common import Candidate, Timing, compiled_apart, interleaved
+from benchmarks.peer import Answers, Run, UnsupportedError, Way, missing
 from benchmarks.peers import PEERS
 from benchmarks.question import Question, Row, chosen
 from benchmarks.standing import BASELINE, standings
 from benchmarks.subjects import TABLE, Inputs, Outputs, Sizes, Subject
 from qfx.ops.single_tensors import sqnr
-
-
-@dataclass(frozen=True)
-class Way:
-    """One way to run a model. `isa`: the instruction set of qfx's kernels, if they are used.
-    `packages`: those it needs, by their names for pip."""
-
-    prepare: Prepare
-    isa: str | None = None
-    packages: tuple[str, ...] = ()
-
-    def set_isa(self) -> None:
-        if self.isa:
-            _C.set_isa(self.isa)
-
-
-@dataclass(frozen=True)
-class Prepared:
-    run: Run
-    outputs: Answers
-    cpu_s: float
 
 
 def eager(model: nn.Module, inputs: Inputs) -> Run:
@@ -93,22 +69,19 @@ def ways() -> dict[str, Way]:
     }
     if "avx2" in others:
         own["qfx on AVX2"] = Way(partial(compiled, qfx.backend), "avx2")
-    peers = {name: Way(p.prepare, packages=p.packages) for name, p in PEERS.items()}
-    return {**own, **peers}
+    return {**own, **PEERS}
 
 
-def prepared(way: Way, model: nn.Module, inputs: Inputs) -> Prepared | str:
-    """Returns a way after its first call, from an empty Inductor cache, or the reason why it does
-    not run."""
+def prepared(way: Way, model: nn.Module, inputs: Inputs) -> tuple[Run, Answers] | str:
+    """Returns a way and the outputs of its first call, from an empty Inductor cache, or the reason
+    why it does not run."""
     if lacking := missing(way.packages):
         return lacking
     with fresh_cache():  # which keeps its folder where an error passes through
         try:
             way.set_isa()
-            start = cpu_seconds()
             run = way.prepare(model, inputs)
-            outputs = run()
-            return Prepared(run, outputs, cpu_seconds() - start)
+            return run, run()
         except UnsupportedError as why:
             return str(why)
         except Exception as why:  # a peer may raise anything, and its row says what
@@ -123,9 +96,10 @@ def measure(
     best_isa = _C.isa()
     with torch.no_grad():
         found = {name: prepared(way, model, inputs) for name, way in used.items()}
-        ready = {name: p for name, p in found.items() if isinstance(p, Prepared)}
-        runs = {name: Candidate(p.run, used[name].set_isa) for name, p in ready.items()}
+        ready = {name: p for name, p in found.items() if not isinstance(p, str)}
+        runs = {name: Candidate(run, used[name].set_isa) for name, (run, _) in ready.items()}
         times = interleaved(runs, rounds)
+    answers = {name: outputs for name, (_, outputs) in ready.items()}
     _C.set_isa(best_isa)
     return [
         {
@@ -133,20 +107,20 @@ def measure(
             "candidate": name,
             "threads": torch.get_num_threads(),
             "isa": used[name].isa,
-            **({"reason": f} if isinstance(f, str) else figures(name, ready, times)),
+            **({"reason": f} if isinstance(f, str) else figures(name, answers, times)),
         }
         for name, f in found.items()
     ]
 
 
-def figures(name: str, ready: Mapping[str, Prepared], times: Mapping[str, Timing]) -> Row:
+def figures(name: str, answers: Mapping[str, Answers], times: Mapping[str, Timing]) -> Row:
     """Returns milliseconds per call and their spread, the speed relative to float32 eager, and the
     SQNR of the outputs relative to its outputs: of the hidden state, and of the logits if the model
     has them."""
-    expected, found = ready[BASELINE].outputs, ready[name].outputs
+    pairs = zip(("sqnr_db", "logits_sqnr_db"), answers[BASELINE], answers[name], strict=False)
     decibels = {
         part: round(sqnr(e, f.float()), 2)
-        for part, e, f in zip(("sqnr_db", "logits_sqnr_db"), expected, found, strict=False)
+        for part, e, f in pairs
         if name != BASELINE and e is not None and f is not None
     }
     return {
@@ -155,7 +129,6 @@ def figures(name: str, ready: Mapping[str, Prepared], times: Mapping[str, Timing
         "spread": round(times[name].spread, 3),
         "ratio": round(times[BASELINE].median / times[name].median, 3),
         **decibels,
-        "prepare_cpu_s": round(ready[name].cpu_s, 2),
     }
 
 

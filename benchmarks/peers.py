@@ -13,9 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.common import compiled_apart
-from benchmarks.peer import Peer, Run
+from benchmarks.peer import Run, Way
 from benchmarks.peer_ctranslate2 import ctranslate2_int8
-from benchmarks.peer_llama_cpp import llama_cpp_q8
 from benchmarks.subjects import Inputs, Outputs
 
 GROUP = 64  # activations that share a scale in OpenVINO: the fastest group, as exact as larger ones
@@ -160,17 +159,16 @@ def _tensors(arrays: Any) -> tuple[Tensor, ...]:
 
 
 ONNX = ("onnx", "onnxruntime", "onnxscript")
-PEERS: dict[str, Peer] = {
-    "bfloat16 Inductor": Peer(bfloat16),
-    "torch quantize_dynamic": Peer(torch_dynamic),
-    "torchao W8A8": Peer(partial(torchao_compiled, {}), ("torchao",)),
-    "torchao W8A8 by its recipe": Peer(partial(torchao_compiled, RECIPE), ("torchao",)),
-    "ONNX Runtime float32": Peer(onnx_float, ONNX),
-    "ONNX Runtime int8": Peer(partial(onnx_dynamic, "QInt8", False), ONNX),
-    "ONNX Runtime 7-bit weights": Peer(partial(onnx_dynamic, "QInt8", True), ONNX),
-    "ONNX Runtime uint8 weights": Peer(partial(onnx_dynamic, "QUInt8", False), ONNX),
-    "OpenVINO float32": Peer(partial(openvino, as_it_is), ("openvino",)),
-    "OpenVINO int8": Peer(partial(openvino, int8_weights), ("openvino",)),
-    "CTranslate2 int8": Peer(ctranslate2_int8, ("ctranslate2",)),
-    "llama.cpp Q8_0": Peer(llama_cpp_q8, ("gguf", "llama-cpp-python")),
+PEERS: dict[str, Way] = {
+    "bfloat16 Inductor": Way(bfloat16),
+    "torch quantize_dynamic": Way(torch_dynamic),
+    "torchao W8A8": Way(partial(torchao_compiled, {}), packages=("torchao",)),
+    "torchao W8A8 by its recipe": Way(partial(torchao_compiled, RECIPE), packages=("torchao",)),
+    "ONNX Runtime float32": Way(onnx_float, packages=ONNX),
+    "ONNX Runtime int8": Way(partial(onnx_dynamic, "QInt8", False), packages=ONNX),
+    "ONNX Runtime 7-bit weights": Way(partial(onnx_dynamic, "QInt8", True), packages=ONNX),
+    "ONNX Runtime uint8 weights": Way(partial(onnx_dynamic, "QUInt8", False), packages=ONNX),
+    "OpenVINO float32": Way(partial(openvino, as_it_is), packages=("openvino",)),
+    "OpenVINO int8": Way(partial(openvino, int8_weights), packages=("openvino",)),
+    "CTranslate2 int8": Way(ctranslate2_int8, packages=("ctranslate2",)),
 }

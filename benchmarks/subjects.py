@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -20,24 +19,12 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing is fetched: configuratio
 Inputs = tuple[Tensor, ...]
 Outputs = tuple[Tensor, ...]
 Sizes = dict[str, Any]
-Language = Callable[[Sizes], Any]
 PIXELS, PAST = 224, 256
 MINILM = {
     "hidden_size": 384,
     "num_hidden_layers": 6,
     "num_attention_heads": 12,
     "intermediate_size": 1536,
-}
-SMOLLM2 = {
-    "vocab_size": 49152,
-    "hidden_size": 576,
-    "num_hidden_layers": 30,
-    "num_attention_heads": 9,
-    "num_key_value_heads": 3,
-    "intermediate_size": 1536,
-    "rms_norm_eps": 1e-5,
-    "initializer_range": 1 / 24,
-    "tie_word_embeddings": True,
 }
 
 
@@ -118,14 +105,14 @@ def vit(batch: int, pixels: int, sizes: Sizes) -> tuple[nn.Module, Inputs]:
     return Encoder(model), (torch.randn(batch, 3, pixels, pixels),)
 
 
-def prefill(language: Language, batch: int, tokens: int, sizes: Sizes) -> tuple[nn.Module, Inputs]:
-    model = _own_head(language(sizes))
+def prefill(batch: int, tokens: int, sizes: Sizes) -> tuple[nn.Module, Inputs]:
+    model = opt(sizes)
     return Prefill(model), (torch.randint(4, model.config.vocab_size, (batch, tokens)),)
 
 
-def decode(language: Language, batch: int, past: int, sizes: Sizes) -> tuple[nn.Module, Inputs]:
+def decode(batch: int, past: int, sizes: Sizes) -> tuple[nn.Module, Inputs]:
     """Returns a step after a real past, of random tokens."""
-    model = _own_head(language(sizes))
+    model = opt(sizes)
     tokens = torch.randint(4, model.config.vocab_size, (batch, past + 1))
     with torch.no_grad():
         cache = model.eval()(tokens[:, :-1], use_cache=True).past_key_values
@@ -134,22 +121,11 @@ def decode(language: Language, batch: int, past: int, sizes: Sizes) -> tuple[nn.
 
 
 def opt(sizes: Sizes) -> Any:
-    """Returns OPT. The defaults of OPTConfig are those of opt-125m."""
+    """Returns OPT, by default with the sizes of opt-125m. Its head has its own copy of the
+    embedding, which exporters otherwise transpose and dequantize at each call."""
     from transformers import OPTConfig, OPTForCausalLM
 
-    return OPTForCausalLM(OPTConfig(**sizes))
-
-
-def smollm2(sizes: Sizes) -> Any:
-    """Returns a model with the sizes of SmolLM2-135M."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    return LlamaForCausalLM(LlamaConfig(**{**SMOLLM2, **sizes}))
-
-
-def _own_head(model: Any) -> Any:
-    """Gives the head its own copy of the embedding, which exporters otherwise transpose and
-    dequantize at each call."""
+    model = OPTForCausalLM(OPTConfig(**sizes))
     model.lm_head.weight = nn.Parameter(model.lm_head.weight.detach().clone())
     return model
 
@@ -177,9 +153,7 @@ SUBJECTS = (
     Subject("bert-8x128", bert, 8, 128),
     Subject("vit-1x224", vit, 1, PIXELS),
     Subject("minilm-32x128", minilm, 32, 128),
-    Subject("opt-prefill-256", partial(prefill, opt), 1, 256),
-    Subject("opt-token", partial(decode, opt), 1, PAST),
-    Subject("smollm2-prefill-128", partial(prefill, smollm2), 1, 128),
-    Subject("smollm2-token", partial(decode, smollm2), 1, 128),
+    Subject("opt-prefill-256", prefill, 1, 256),
+    Subject("opt-token", decode, 1, PAST),
 )
 TABLE = {subject.name: subject for subject in SUBJECTS}
