@@ -7,7 +7,6 @@ less.
 
 from __future__ import annotations
 
-import time
 from argparse import Namespace
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -17,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchmarks.common import Candidate, interleaved, keep_memory
+from benchmarks.common import Candidate, clock, interleaved, keep_memory
 from benchmarks.question import Question, Row, chosen
 from qfx import _C
 
@@ -70,8 +69,7 @@ def measure(name: str, rounds: int) -> list[Row]:
     isas = [isa for isa in _C.isas() if isa != "ref"]
     ways = {"float32": Candidate(exact)}
     ways |= {isa: Candidate(int8, partial(_C.set_isa, isa)) for isa in isas}
-    clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
-    times = interleaved(ways, rounds, clock)
+    times = interleaved(ways, rounds, clock())
     in_float = times.pop("float32").median
     return [
         {"case": name, "shape": str(CASES[name]), "isa": isa}

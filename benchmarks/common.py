@@ -89,6 +89,20 @@ def _sample(candidate: Candidate, repeats: int, clock: Clock = time.perf_counter
     return (clock() - start) / repeats
 
 
+def clock() -> Clock:
+    """Returns the clock of processor seconds if there is one thread, because other processes
+    disturb it less; that of elapsed seconds if there are several."""
+    return time.process_time if torch.get_num_threads() == 1 else time.perf_counter
+
+
+def read_gb_s(megabytes: int, rounds: int = 5) -> float:
+    """Returns the rate at which torch reads memory of this size, by the faster of two sums."""
+    buffer = torch.ones(megabytes << 18)
+    sums = {"float32": buffer.sum, "int64": buffer.view(torch.int64).sum}
+    times = interleaved({name: Candidate(run) for name, run in sums.items()}, rounds, clock())
+    return buffer.nbytes / min(time.median for time in times.values()) / 1e9
+
+
 def compiled_apart(model: nn.Module, backend: Any) -> Callable[..., Any]:
     """Compiles a model by itself: Dynamo would reuse the code of another compilation of the same
     class. PyTorch 2.11 has no option for that."""

@@ -11,40 +11,37 @@ are processor seconds.
 from __future__ import annotations
 
 import multiprocessing
-import time
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from functools import partial
 from itertools import product
+from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch._dynamo.utils import counters
 
-from benchmarks.common import Timing, cpu_seconds, keep_memory
+from benchmarks.common import Timing, clock, keep_memory, read_gb_s
 from benchmarks.decode_models import MODELS, text
 from benchmarks.decode_peers import PEERS
 from benchmarks.decode_ways import EAGER, WAYS, Case, load, own
-from benchmarks.peer import UnsupportedError, missing
+from benchmarks.peer import UnsupportedError, missing, reason
 from benchmarks.question import Question, Row, chosen
-from benchmarks.resident import peak
 from qfx.ops.single_tensors import sqnr
 
 UNTIMED = 2  # first steps of a round
 COMPARED = 64  # steps at most, whose logits are compared
-READ = 2**29  # bytes that are read for the rate of memory: more than any cache has
+READ_MB = 512  # that are read for the rate of memory: more than any cache has
 KEY = ("model", "way", "batch", "context")
-SPAWN = multiprocessing.get_context("spawn")
 
 
 class Measured:
     """A prepared way, which has already run everything that rounds will run."""
 
     def __init__(self, name: str, case: Case, tokens: Tensor) -> None:
-        start = cpu_seconds()
         self.case, self.told = case, own(tokens[:, : case.context])
         self.next = [own(t) for t in tokens[:, case.context :].split(1, 1)][: case.new]
         way = {**WAYS, **PEERS}[name]
@@ -53,8 +50,6 @@ class Measured:
         self.decoder: Any = way.make(case, load(case))
         self.logits()
         self._generate(2)
-        self.graphs = counters["stats"]["unique_graphs"]
-        self.prepare_s = cpu_seconds() - start
 
     def logits(self) -> Any:
         """Returns the logits [S, B, V] of the first steps after the prompt."""
@@ -79,17 +74,11 @@ class Measured:
         return found
 
     def totals(self) -> Row:
-        """Returns what the whole process took, and the bytes that a step reads."""
-        found = {
-            "weights_mb": round(self.decoder.weights / 1e6, 1),
-            "peak_mb": round(peak() / 1e6),
-            "compiled_later": counters["stats"]["unique_graphs"] - self.graphs,
-            "graph_breaks": sum(counters["graph_break"].values()),
-            "prepare_cpu_s": round(self.prepare_s, 1),
-        }
-        if hasattr(self.decoder, "cache_bytes"):
-            found["cache_mb"] = round(self.decoder.cache_bytes / 1e6, 1)
-        return found
+        """Returns the bytes that a step reads, and the most resident memory of the process, which
+        Linux counts."""
+        peak_kb = Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]
+        weights_mb = round(self.decoder.weights / 1e6, 1)
+        return {"weights_mb": weights_mb, "peak_mb": round(int(peak_kb) * 1.024e-3)}
 
     def _generate(self, new: int) -> float:
         if not hasattr(self.decoder, "generate"):
@@ -98,28 +87,24 @@ class Measured:
 
 
 def _seconds(run: Callable[[], Any]) -> float:
-    """Returns processor seconds with one thread, because other processes disturb them less;
-    wall-clock seconds with several."""
-    clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
-    start = clock()
+    now = clock()
+    start = now()
     run()
-    return clock() - start
+    return now() - start
 
 
-def serve(pipe: Any, name: str, case: Case, tokens: Any, threads: int) -> None:
-    """Prepares a way in this process and answers requests until one is empty."""
+_PREPARED: list[Measured] = []  # in the process of a way
+
+
+def prepare(name: str, case: Case, tokens: Any, threads: int) -> None:
     torch.set_num_threads(threads)
+    torch.set_grad_enabled(False)
     keep_memory()
-    try:
-        with torch.no_grad():
-            way = Measured(name, case, torch.from_numpy(tokens))
-            pipe.send({})
-            while request := pipe.recv():
-                pipe.send(getattr(way, request)())
-    except UnsupportedError as why:
-        pipe.send({"reason": str(why)})
-    except Exception as why:  # a peer may raise anything, and its row says what
-        pipe.send({"reason": f"{type(why).__name__}: {why}".split("\n")[0]})
+    _PREPARED.append(Measured(name, case, torch.from_numpy(tokens)))
+
+
+def answer(request: str) -> Any:
+    return getattr(_PREPARED[0], request)()
 
 
 class Worker:
@@ -127,35 +112,19 @@ class Worker:
 
     def __init__(self, name: str, case: Case, tokens: Tensor, threads: int) -> None:
         self.name, self.reason, self.rounds = name, "", list[Row]()
-        self.pipe, there = SPAWN.Pipe()
-        given = (there, name, case, tokens.numpy(), threads)
-        self.process = SPAWN.Process(target=serve, args=given, daemon=True)
-        self.process.start()
-        there.close()
-        self._answer()
+        self.process = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
+        self._run(prepare, name, case, tokens.numpy(), threads)
 
     def ask(self, request: str) -> Any:
-        """Returns the answer, or an empty row if the process has ended."""
-        return {} if self.reason else self._answer(request)
+        """Returns the answer, or an empty row if the way has failed."""
+        return {} if self.reason else self._run(answer, request)
 
-    def _answer(self, request: str | None = None) -> Any:
+    def _run(self, function: Callable[..., Any], *arguments: Any) -> Any:
         try:
-            if request is not None:
-                self.pipe.send(request)
-            found = {} if request == "" else self.pipe.recv()
-        except (EOFError, OSError):
-            self.process.join()
-            found = {"reason": f"The process ended with {self.process.exitcode}."}
-        if isinstance(found, dict) and "reason" in found:
-            self.reason, found = found["reason"], {}
-        return found
-
-
-def read_gb_s(buffer: Tensor) -> float:
-    """Returns the rate of the faster of two sums, the median of five."""
-    sums = (buffer.sum, buffer.view(torch.int64).sum)
-    seconds = (median(_seconds(each) for _ in range(5)) for each in sums)
-    return buffer.nbytes / min(seconds) / 1e9
+            return self.process.submit(function, *arguments).result()
+        except Exception as why:
+            self.reason = reason(why)
+            return {}
 
 
 def measure(
@@ -164,16 +133,16 @@ def measure(
     """Returns a row for each way with the medians of its rounds, float32 eager first; a way that
     does not run has the reason."""
     head = {"batch": case.batch, "context": case.context, "threads": threads, "new": case.new}
-    buffer, read = torch.ones(READ // 4), list[float]()
+    read, rows = list[float](), list[Row]()
     workers = [Worker(n, case, tokens, threads) for n in dict.fromkeys((EAGER, *names))]
     for _ in range(rounds):
-        read.append(read_gb_s(buffer))
+        read.append(read_gb_s(READ_MB, 1))
         for worker in workers:
             worker.rounds.append(worker.ask("round"))
-    expected, rows = workers[0].ask("logits"), list[Row]()
+    expected = workers[0].ask("logits")
     for worker in workers:
         logits, totals = worker.ask("logits"), worker.ask("totals")
-        worker.ask("")
+        worker.process.shutdown()
         row: Row = {"way": worker.name, **head}
         if worker.reason:
             rows.append({**row, "reason": worker.reason})
@@ -212,32 +181,14 @@ def nearness(expected: Tensor, found: Tensor) -> Row:
     }
 
 
-def gains(alone: Sequence[Row], together: Sequence[Row]) -> list[str]:
-    """Returns, for each way, the gain of a batch in tokens per second over one sequence, and the
-    gain that its bytes would allow: weights are read once, a cache for each sequence, each at the
-    read bandwidth of its own run."""
-    lines = []
-    for one, many in product(alone, together):
-        if one["way"] == many["way"] and "cache_mb" in one and "cache_mb" in many:
-            read = [(r["weights_mb"] + r["cache_mb"]) / r["read_gb_s"] for r in (one, many)]
-            allowed = many["batch"] / one["batch"] * read[0] / read[1]
-            gain = many["step_tokens_s"] / one["step_tokens_s"]
-            lines.append(
-                f"{many['way']}: a batch of {many['batch']} has {gain:.2f} times the tokens of "
-                f"{one['batch']}, {gain / allowed:.0%} of the {allowed:.2f} that bytes allow"
-            )
-    return lines
-
-
 def tables(options: Namespace) -> Iterator[list[Row]]:
     """Yields the rows of each batch and context."""
-    ways, first = chosen(options.ways, {**WAYS, **PEERS}), dict[int, list[Row]]()
+    ways = chosen(options.ways, {**WAYS, **PEERS})
     whole = Case(MODELS[options.model](), 1, 0, options.new)
     for batch, context in product(options.batch, options.context):
         case = replace(whole, batch=batch, context=context)
         tokens = text(case.folder, batch, context + options.new)
         rows = measure(ways, case, tokens, options.threads, options.rounds)
-        print(*gains(first.setdefault(context, rows), rows), sep="\n")
         yield [{**row, "model": options.model} for row in rows]
 
 

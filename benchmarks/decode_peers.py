@@ -1,13 +1,14 @@
-"""Other libraries that decode on a CPU, for benchmarks/decode.py; none is required.
+"""llama.cpp, the peer of benchmarks/decode.py, which is not required.
 
-Their model files are made by their own converters, once, from the folder of the float32 model.
+Its own converter makes its files, once, from the folder of the float32 model.
 """
 
 from __future__ import annotations
 
-import shutil
+import ctypes
+import os
 import subprocess
-from collections.abc import Callable
+import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,25 +18,10 @@ import torch
 from torch import Tensor
 
 from benchmarks.converted import converted
-from benchmarks.decode_ways import Case, Static, Way
-from benchmarks.gguf_file import gguf_file
+from benchmarks.decode_ways import Case, Way
 from benchmarks.peer import UnsupportedError
-from benchmarks.peers import GROUP, RECIPE
 
-
-def torchao(settings: dict[str, Any], case: Case, model: Any) -> Static:
-    """Runs W8A8, compiled with frozen weights."""
-    from torch._inductor import config
-    from torchao.quantization import Int8DynamicActivationInt8WeightConfig, quantize_
-
-    config.freezing = True  # of this process
-    for name, value in settings.items():
-        setattr(config, name, value)
-    size = sum(m.weight.numel() for m in model.modules() if type(m) is torch.nn.Linear)
-    quantize_(model, Int8DynamicActivationInt8WeightConfig(set_inductor_config=False))
-    decoder = Static(case, model, partial(torch.compile, backend=case.inner))
-    decoder.weights = size
-    return decoder
+VARIABLE = "LLAMA_CPP"  # the folder of llama.cpp's sources, which contain the converter
 
 
 class LlamaCpp:
@@ -48,7 +34,8 @@ class LlamaCpp:
         import llama_cpp
 
         self.llama, self.vocabulary = llama_cpp, model.config.vocab_size
-        path = gguf_file(model, case.folder, kind)
+        write = partial(_written, case.folder, kind)
+        path = converted(f"gguf-{kind.lower()}", model, write)
         self.weights = path.stat().st_size
         llama_cpp.llama_backend_init()
         loaded = llama_cpp.llama_model_load_from_file(
@@ -101,85 +88,26 @@ class LlamaCpp:
         return torch.from_numpy(np.ctypeslib.as_array(found, (self.vocabulary,)).copy())
 
 
-class OpenVino:
-    """OpenVINO GenAI. A step is a call of OpenVINO's runtime, and `generate` that of a pipeline on
-    the same files."""
+def _written(folder: Path, kind: str, path: Path) -> None:
+    """Writes the file of a model saved in `folder` with its tokenizer, in Q8_0 or Q4_0."""
+    import llama_cpp
 
-    def __init__(self, weights: str, case: Case, model: Any) -> None:
-        import openvino
-
-        form = f"openvino-{weights}-{openvino.__version__[:10]}"
-        self.folder = converted(form, model, partial(_exported, case.folder, weights))
-        self.weights = (self.folder / "openvino_model.bin").stat().st_size
-        self.options = {
-            "INFERENCE_NUM_THREADS": torch.get_num_threads(),
-            "INFERENCE_PRECISION_HINT": "f32",
-            "DYNAMIC_QUANTIZATION_GROUP_SIZE": GROUP,
-        }
-        path, core = self.folder / "openvino_model.xml", openvino.Core()
-        self.request = core.compile_model(path, "CPU", self.options).create_infer_request()
-        self.texts, self.told = case.batch, 0
-        self.pipeline: Any = None
-
-    def prefill(self, tokens: Tensor) -> Tensor:
-        self.request.reset_state()
-        self.told = 0
-        return self.step(tokens)
-
-    def prepare(self) -> None:
-        pass
-
-    def step(self, token: Tensor) -> Tensor:
-        told = self.told + token.shape[1]
-        given = {
-            "input_ids": token.numpy(),
-            "attention_mask": np.ones((self.texts, told), np.int64),
-            "position_ids": np.tile(np.arange(self.told, told), (self.texts, 1)),
-            "beam_idx": np.arange(self.texts, dtype=np.int32),
-        }
-        self.told = told
-        found = self.request.infer(given, share_inputs=True, share_outputs=True)
-        return torch.from_numpy(found["logits"][:, -1].copy())
-
-    def generate(self, tokens: Tensor, new: int) -> Tensor:
-        """Generates greedily and returns sequences [B, new]."""
-        import openvino
-        import openvino_genai as genai
-
-        if self.pipeline is None:
-            # The graph of the step: its other way, by pages, is made for many requests at once.
-            options = {**self.options, "ATTENTION_BACKEND": "SDPA"}
-            self.pipeline = genai.LLMPipeline(self.folder, "CPU", **options)
-        told = genai.TokenizedInputs(
-            openvino.Tensor(tokens.numpy()), openvino.Tensor(torch.ones_like(tokens).numpy())
-        )
-        config = genai.GenerationConfig(max_new_tokens=new, ignore_eos=True, do_sample=False)
-        return torch.tensor(self.pipeline.generate(told, config).tokens)
-
-
-def _exported(source: Path, weights: str, folder: Path) -> None:
-    """Exports by the command line of optimum-intel, which may be installed in an environment of its
-    own."""
-    if shutil.which("optimum-cli") is None:
-        raise UnsupportedError("There is no optimum-cli on the PATH: install optimum-intel.")
-    command = ["optimum-cli", "export", "openvino", "--model", str(source), "--sym"]
-    command += ["--task", "text-generation-with-past", "--weight-format", weights]
-    command += ["--group-size", str(GROUP), "--ratio", "1"] if weights == "int4" else []
-    done = subprocess.run([*command, str(folder)], capture_output=True, text=True)
+    script = Path(os.environ.get(VARIABLE, "llama.cpp")) / "convert_hf_to_gguf.py"
+    if not script.exists():
+        raise UnsupportedError(f"There is no {script}: set {VARIABLE} to llama.cpp's sources.")
+    whole = path.with_suffix(".f32")
+    command = [sys.executable, str(script), str(folder), "--outtype", "f32", "--outfile"]
+    done = subprocess.run([*command, str(whole)], capture_output=True, text=True)
     if done.returncode:
-        raise UnsupportedError(["optimum-cli failed.", *done.stderr.strip().splitlines()][-1])
+        raise UnsupportedError(["The converter failed.", *done.stderr.strip().splitlines()][-1])
+    given = llama_cpp.llama_model_quantize_default_params()
+    given.ftype = getattr(llama_cpp, f"LLAMA_FTYPE_MOSTLY_{kind}")
+    names = str(whole).encode(), str(path).encode()
+    if status := llama_cpp.llama_model_quantize(*names, ctypes.byref(given)):
+        raise UnsupportedError(f"llama.cpp does not quantize to {kind}: it gave {status}.")
 
 
-def _peer(make: Callable[..., Any], what: Any, *packages: str) -> Way:
-    return Way(partial(make, what), packages)
-
-
-GENAI = ("openvino", "openvino-genai", "openvino-tokenizers")
 PEERS: dict[str, Way] = {
-    "llama.cpp Q8_0": _peer(LlamaCpp, "Q8_0", "gguf", "llama-cpp-python"),
-    "llama.cpp Q4_0": _peer(LlamaCpp, "Q4_0", "gguf", "llama-cpp-python"),
-    "OpenVINO GenAI int8": _peer(OpenVino, "int8", *GENAI),
-    "OpenVINO GenAI int4": _peer(OpenVino, "int4", *GENAI),
-    "torchao W8A8": _peer(torchao, {}, "torchao"),
-    "torchao W8A8 by its recipe": _peer(torchao, RECIPE, "torchao"),
+    f"llama.cpp {kind}": Way(partial(LlamaCpp, kind), ("gguf", "llama-cpp-python"))
+    for kind in ("Q8_0", "Q4_0")
 }

@@ -160,7 +160,6 @@ class Programs:
         self.model = compile_for_generate(model, scheme, **sizes, key_bits=keys, value_bits=values)
         self.cache: Any = None
         self.weights = linear_bytes(self.model)
-        self.cache_bytes = case.batch * case.context * _bytes_of_token(self.model.forward)
         for _ in range(-(-TRIALS // case.new)):  # in which programs choose prefetch settings
             self.generate(torch.zeros(case.batch, 1, dtype=torch.int64), case.new + 1)
 
@@ -181,16 +180,6 @@ class Programs:
 
     def generate(self, tokens: Tensor, new: int, **more: Any) -> Tensor:
         return generate(self.model, tokens, new, **more)
-
-
-def _bytes_of_token(steps: Any) -> int:
-    """Returns the bytes of keys and values of one token, in all layers, with their scales."""
-    held = (
-        (heads, d * bits // 8 + (4 if bits == 8 else 8))
-        for heads, d in steps.shapes
-        for bits in steps.bits
-    )
-    return sum(heads * size for heads, size in held)
 
 
 def linear_bytes(model: nn.Module, scheme: str = "") -> int:

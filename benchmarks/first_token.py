@@ -8,8 +8,6 @@ that process. `made_s`: seconds until a decoder exists, compiled or not.
 
 from __future__ import annotations
 
-import json
-import sys
 import time
 from argparse import Namespace
 from collections.abc import Iterator
@@ -28,7 +26,7 @@ from benchmarks import decode_ways
 from benchmarks.common import cpu_seconds
 from benchmarks.decode_models import MODELS, text
 from benchmarks.decode_ways import Case, Static, Way, load
-from benchmarks.fresh import FailedError, in_a_process
+from benchmarks.fresh import FailedError, call
 from benchmarks.question import Question, Row, chosen
 
 CONTEXT, NEW, LENGTH = 128, 8, 1024  # tokens: of the prompt, new ones, of the cache
@@ -102,26 +100,29 @@ def first(way: Way, case: Case, tokens: Tensor) -> Row:
     return {**found, "graphs": int(counters["stats"]["unique_graphs"])}
 
 
-def one_round(name: str, folder: Path, told: Tensor, threads: int) -> dict[str, Row]:
-    """Runs a round. `told`: a prompt [1, L]. It is passed as a file, because texts are in a cache
-    folder too."""
+def one(name: str, folder: str, tokens: list[list[int]]) -> Row:
+    with torch.no_grad():
+        case = Case(Path(folder), 1, LENGTH - NEW - 1, NEW)
+        return first(WAYS[name], case, torch.tensor(tokens))
+
+
+def one_round(name: str, folder: Path, told: Tensor) -> dict[str, Row]:
+    """Runs a round. `told`: a prompt [1, L]."""
     with TemporaryDirectory() as kept:
-        torch.save(told, tokens := f"{kept}/tokens")
         places = {"TORCHINDUCTOR_CACHE_DIR": f"{kept}/inductor", "XDG_CACHE_HOME": f"{kept}/xdg"}
         places["QFX_PROGRAM_CACHE"] = f"{kept}/programs"
-        run = partial(in_a_process, "benchmarks.first_token", environment=places)
-        return {cache: run(name, str(folder), tokens, str(threads)) for cache in (EMPTY, FILLED)}
+        run = partial(call, one, name, str(folder), told.tolist(), environment=places)
+        return {cache: run() for cache in (EMPTY, FILLED)}
 
 
-def rows(name: str, folder: Path, told: Tensor, threads: int, rounds: int) -> list[Row]:
+def rows(name: str, folder: Path, told: Tensor, rounds: int) -> list[Row]:
     """Returns two rows, of medians, or one with the reason if the way does not run."""
-    head = {"way": name, "threads": threads}
     try:
-        found = [one_round(name, folder, told, threads) for _ in range(rounds)]
+        found = [one_round(name, folder, told) for _ in range(rounds)]
     except FailedError as why:
-        return [{**head, "cache": EMPTY, "reason": str(why)}]
+        return [{"way": name, "cache": EMPTY, "reason": str(why)}]
     return [
-        {**head, "cache": cache}
+        {"way": name, "cache": cache}
         | {key: round(median(r[cache][key] for r in found), 2) for key in found[0][cache]}
         for cache in (EMPTY, FILLED)
     ]
@@ -132,15 +133,7 @@ def tables(options: Namespace) -> Iterator[list[Row]]:
     folder = MODELS["smollm2"]()
     prompt = text(folder, 1, CONTEXT)
     for name in chosen(options.ways, WAYS):
-        yield rows(name, folder, prompt, options.threads, options.rounds)
-
-
-def one(name: str, folder: str, tokens: str, threads: str) -> None:
-    """Runs a way in this process, and prints its seconds as JSON."""
-    torch.set_num_threads(int(threads))
-    with torch.no_grad():
-        case = Case(Path(folder), 1, LENGTH - NEW - 1, NEW)
-        print(json.dumps(first(WAYS[name], case, torch.load(tokens))))
+        yield rows(name, folder, prompt, options.rounds)
 
 
 QUESTION = Question(
@@ -150,6 +143,3 @@ QUESTION = Question(
     {"ways": [*WAYS]},
     rounds=3,
 )
-
-if __name__ == "__main__":
-    one(*sys.argv[1:])

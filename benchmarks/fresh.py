@@ -1,4 +1,4 @@
-"""Functions and modules that run in a fresh process; a failure becomes a sentence."""
+"""Functions that run in a fresh process; a failure becomes a sentence."""
 
 from __future__ import annotations
 
@@ -26,25 +26,15 @@ def call(
     environment: Mapping[str, str] | None = None,
     limit_s: float | None = None,
 ) -> Any:
-    """Calls a module's function in a fresh process, with as many threads as this one has. Arguments
-    and result pass as JSON. Raises FailedError, also after `limit_s` seconds."""
+    """Calls a module's function in a fresh process, with as many threads as this one has.
+    Arguments and result pass as JSON. `environment`: variables in addition to those of this
+    process. Raises FailedError, also after `limit_s` seconds."""
     spec = sys.modules[function.__module__].__spec__  # that of a program has its name
     assert spec is not None
     given = (spec.name, function.__name__, json.dumps(arguments), str(torch.get_num_threads()))
-    return in_a_process("benchmarks.fresh", *given, environment=environment, limit_s=limit_s)
-
-
-def in_a_process(
-    module: str,
-    *arguments: str,
-    environment: Mapping[str, str] | None = None,
-    limit_s: float | None = None,
-) -> Any:
-    """Runs a module and returns the JSON of its last line. `environment`: variables in addition to
-    those of this process."""
     try:
         done = subprocess.run(
-            [sys.executable, "-m", module, *arguments],
+            [sys.executable, "-m", "benchmarks.fresh", *given],
             cwd=ROOT,
             env={**os.environ, "HF_HUB_OFFLINE": "1", **(environment or {})},
             capture_output=True,

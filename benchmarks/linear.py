@@ -19,8 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchmarks.bandwidth import read_rate
-from benchmarks.common import Candidate, Timing, interleaved, keep_memory
+from benchmarks.common import Candidate, Timing, interleaved, keep_memory, read_gb_s
 from benchmarks.question import Question, Row, chosen
 from qfx import _C
 from qfx.ops.code import code_of
@@ -116,12 +115,13 @@ def measure(text: str, kinds: list[str], rounds: int, cold_mb: int) -> list[Row]
         candidates[f"{isa} peak"] = Candidate(partial(_C.multiply, 100_000), prepare)
     times = interleaved(candidates, rounds)
     more = {"cold_mb": cold_mb} if cold_mb else {}
+    read = read_gb_s(cold_mb) if cold_mb else 0.0
     rows = [{**more, **as_row(text, FLOAT, times[FLOAT], times[FLOAT])}]
     for isa, kind in used:
         row = {**more, **as_row(text, _name(isa, kind), times[_name(isa, kind)], times[FLOAT])}
         if cold_mb:
             row["gb_s"] = round(calls[kind][1] / times[_name(isa, kind)].median / 1e9, 1)
-            row["percent_of_read"] = round(100 * row["gb_s"] / read_rate(cold_mb))
+            row["percent_of_read"] = round(100 * row["gb_s"] / read)
         else:
             row["percent_of_peak"] = percent_of_peak(isa, row["gmacs"], times[f"{isa} peak"])
         rows.append(row)

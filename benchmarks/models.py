@@ -21,7 +21,7 @@ from torch._inductor.utils import fresh_cache
 
 import qfx
 from benchmarks.common import Candidate, Timing, compiled_apart, interleaved
-from benchmarks.peer import Answers, Run, UnsupportedError, Way, missing
+from benchmarks.peer import Answers, Run, Way, missing, reason
 from benchmarks.peers import PEERS
 from benchmarks.question import Question, Row, chosen
 from benchmarks.standing import BASELINE, standings
@@ -82,10 +82,8 @@ def prepared(way: Way, model: nn.Module, inputs: Inputs) -> tuple[Run, Answers] 
             way.set_isa()
             run = way.prepare(model, inputs)
             return run, run()
-        except UnsupportedError as why:
-            return str(why)
-        except Exception as why:  # a peer may raise anything, and its row says what
-            return f"{type(why).__name__}: {why}".split("\n")[0]
+        except Exception as why:
+            return reason(why)
 
 
 def measure(

@@ -23,6 +23,12 @@ class UnsupportedError(Exception):
     sentence."""
 
 
+def reason(why: Exception) -> str:
+    """Returns why a peer does not run: it may raise anything, and its row says what."""
+    known = isinstance(why, UnsupportedError)
+    return str(why) if known else f"{type(why).__name__}: {why}".split("\n")[0]
+
+
 @dataclass(frozen=True)
 class Way:
     """One way to run a model. `prepare(model, inputs)` returns a call that runs the model on these
