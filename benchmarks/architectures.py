@@ -39,8 +39,13 @@ def one(name: str, inner: str) -> Row:
 def tables(options: Namespace) -> Iterator[list[Row]]:
     for name in chosen(options.only, TABLE):
         start = time.perf_counter()
-        row: Row = {"architecture": name, "sizes": "static"}
-        row |= {"kind": TABLE[name].kind, "model": TABLE[name].model, "inner": options.inner}
+        of = TABLE[name]
+        row: Row = {
+            "architecture": name,
+            "kind": of.kind,
+            "model": of.model,
+            "inner": options.inner,
+        }
         try:
             how: Row = {"environment": ONE_THREAD, "limit_s": options.limit}
             row |= call(one, name, options.inner, **how)
@@ -57,7 +62,7 @@ def below(rows: list[Row]) -> list[str]:
 QUESTION = Question(
     "How many matmuls of which architectures become int8, and how exact are they?",
     tables,
-    key=("architecture", "sizes"),
+    key=("architecture",),
     options={"only": list(TABLE), "inner": "inductor", "limit": 600.0},
     columns=("architecture", "int8", "matmuls", "sqnr_db", "gradient_cosine", "seconds"),
     below=below,

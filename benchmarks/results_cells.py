@@ -32,6 +32,7 @@ def decibels(db: float) -> str:
 
 FORMATS: dict[str, Callable[[Any], str]] = {  # of figures, beside those of Python
     "threads": lambda n: count(n, "thread"),
+    "lines": lambda n: count(n, "line"),
     "us": lambda us: f"{us:.{0 if us >= 100 else 1}f} us",
     "ms": lambda ms: f"{ms:.{0 if ms > 100 else 1}f} ms",
     "db": decibels,
@@ -82,10 +83,6 @@ def of_models(row: Row, rows: list[Row]) -> Row:
     return {"text": f"{filled(['{ratio:.2f}x', exact], row)}{star}"}
 
 
-def of_linear(row: Row, rows: list[Row]) -> Row:
-    return {"speedup": None} if "float32" in (row.get("isa"), row.get("form")) else {}
-
-
 def of_cost(row: Row, rows: list[Row]) -> Row:
     """Adds, over all rows of the instruction set, how many are predicted within CLOSE."""
     own = [r for r in rows if r["isa"] == row["isa"]]
@@ -94,36 +91,7 @@ def of_cost(row: Row, rows: list[Row]) -> Row:
     return {"shapes": len(own), **{f"{k} close": share for k, share in shares.items()}}
 
 
-def of_texts(row: Row, rows: list[Row]) -> Row:
-    never = row["first"] >= row["tokens"]
-    return {"difference": "never" if never else f"{row['first']:g}"}
-
-
-TASKS: dict[str, tuple[str, ...]] = {  # a task of a library -> what its figures say
-    "quantize": ("{sqnr_db:.1f} dB", "{agreement:.1%}"),
-    "save": ("{file_mb:.0f} MB",),
-    "load": ("{peak_of_file:.2f} of the file",),
-    "generate": ("{tokens_per_s:.1f} tokens/s", "{as_float} of {of}"),
-    "fine-tune": ("{step_s:.1f} s a step", "loss {loss_first:.2f} to {loss_last:.2f}", "{cosine}"),
-    "merge": ("{kept:.0%}",),
-}
-
-
-def of_citizens(row: Row, rows: list[Row]) -> Row:
-    came = row.get("outcome", "not run")
-    said = [count(row["lines"], "line"), *([came] if came != "works" else [])]
-    return {"text": ", ".join(said + [t for t in (filled(TASKS[row["task"]], row),) if t])}
-
-
-COMPUTED: dict[str, Callable[[Row, list[Row]], Row]] = {
-    "models": of_models,
-    "linear": of_linear,
-    "binary": of_linear,
-    "bmm": of_linear,
-    "cost": of_cost,
-    "decode-texts": of_texts,
-    "citizens": of_citizens,
-}
+COMPUTED: dict[str, Callable[[Row, list[Row]], Row]] = {"models": of_models, "cost": of_cost}
 
 
 # --- the order of rows, and the lines below a table ---
@@ -156,17 +124,12 @@ def places(rows: list[Row]) -> list[str]:
 
 
 def not_run(rows: list[Row]) -> list[str]:
+    """Returns what did not run, and what went wrong or was detected to be wrong."""
     names = ("candidate", "way", "base")
-    return [
+    lines = [
         f"no {next(r[n] for n in names if n in r)}: {r['reason']}" for r in rows if "reason" in r
     ]
+    return lines + [f"{r['library']}, {r['task']}: {r['said']}" for r in rows if "said" in r]
 
 
-def went_wrong(rows: list[Row]) -> list[str]:
-    """Returns the messages of errors, and how a wrong result was detected."""
-    said = [(row, row.get("said") or row.get("reason")) for row in rows]
-    lines = [f"{row['library']}, {row['task']}: {text}" for row, text in said if text]
-    return [line if line.endswith(".") else f"{line}." for line in lines]
-
-
-BELOW = {"models": places, "citizens": went_wrong}
+BELOW = {"models": places}

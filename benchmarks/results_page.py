@@ -2,28 +2,23 @@
 
 docs/results.template.md has the text of the page and says which figures each table shows.
 
-python -m benchmarks.results_page           # rewrites both, and docs/architectures.md
-python -m benchmarks.results_page --check   # fails if one of them would change, marks of age aside
+`python -m benchmarks.results_page` rewrites both, and docs/architectures.md.
 """
 
 from __future__ import annotations
 
 import re
-import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, StrictUndefined
-
 from benchmarks import survey_page
 from benchmarks.common import RESULTS, ROOT, slug, stored
-from benchmarks.results_age import Age, NoAge, ours, unmarked
+from benchmarks.results_age import TODAY, Age
 from benchmarks.results_cells import BELOW, COMPUTED, ORDERS, Row, Template, filled, not_run
-from benchmarks.survey_page import table
+from benchmarks.survey_page import rendered, table
 
 PAGE, README = ROOT / "docs" / "results.md", ROOT / "README.md"
 TEMPLATE = ROOT / "docs" / "results.template.md"
@@ -146,7 +141,7 @@ class Tables:
             own = self._cells(f, row)
             label = filled(self.row, row) or ""
             there = found.setdefault(label, {})
-            taken = [c for c in own if unmarked(there.get(c, own[c])) != unmarked(own[c])]
+            taken = [c for c in own if there.get(c, own[c]) != own[c]]
             if taken:
                 places = "; ".join(f"{c}: {there[c]!r} and {own[c]!r}" for c in taken)
                 raise ValueError(f"{f.name}: two figures for {label!r} of {places}")
@@ -156,39 +151,24 @@ class Tables:
         return {row: {c: own.get(c, "") for c in names} for row, own in found.items()}
 
     def _cells(self, f: Saved, row: Row) -> dict[str, str]:
-        """Returns the cells of a row, marked if others of the file are of another age."""
-        mark = self._mark(row) if f.processor in self._mixed else ""
         cells = {filled(head, row): filled(cell, row) for head, cell in self.columns.items()}
         if "reason" in row:
             cells = {next(iter(cells)): "not run"}
-        return {f"{f.processor}, {h}": f"{text}{mark}" for h, text in cells.items() if h and text}
-
-    @cached_property
-    def _mixed(self) -> frozenset[str]:
-        """The processors whose rows here are not all of one age."""
-        ages = {(f.processor, self._mark(row)) for f in self.files for row in f.rows if ours(row)}
-        found = Counter(processor for processor, _ in ages)
-        return frozenset(processor for processor, number in found.items() if number > 1)
-
-    def _mark(self, row: Row) -> str:
-        return self.age.mark(row, self.sources) if ours(row) else ""
+        return {f"{f.processor}, {h}": text for h, text in cells.items() if h and text}
 
     def _origin(self, f: Saved) -> str:
-        commits: dict[str, str] = {}
-        for row in f.rows:
-            short = str(row["commit"])[:8]
-            commits[short] = commits.get(short) or self._mark(row)
+        commits = sorted({str(row["commit"]) for row in f.rows})
+        listed = ", ".join(c[:8] + self.age.mark(c, self.sources) for c in commits)
         threads = sorted({int(row["threads"]) for row in f.rows})
         changed = any(row.get("uncommitted_changes") for row in f.rows)
-        listed = ", ".join(short + mark for short, mark in sorted(commits.items()))
         return (
             f"{f.processor}: {' and '.join(map(str, threads))} thread{'s' * (threads != [1])}, "
             f"commit {listed}{', with uncommitted changes' if changed else ''}."
         )
 
 
-def page(files: Sequence[Saved], age: Age | None = None) -> str:
-    """Returns the text of docs/results.md, without marks of age unless `age` is given.
+def page(files: Sequence[Saved], age: Age = TODAY) -> str:
+    """Returns the text of docs/results.md.
 
     Raises ValueError if the template leaves a row out.
     """
@@ -210,7 +190,7 @@ def page(files: Sequence[Saved], age: Age | None = None) -> str:
         own = [replace(f, rows=list(filter(selected, f.rows))) for f in files if f.name == name]
         own = [f for f in own if f.rows]
         shown.update(id(row) for f in own for row in f.rows)
-        return Tables(own, age or NoAge(), head, row, columns, split, sources).text()
+        return Tables(own, age, head, row, columns, split, sources).text()
 
     text = rendered(TEMPLATE, tables=tables, joined=_joined, processors=processors(files))
     if lacking := [(f.name, row) for f in files for row in f.rows if id(row) not in shown]:
@@ -220,11 +200,6 @@ def page(files: Sequence[Saved], age: Age | None = None) -> str:
 
 def _joined(*parts: Mapping[str, Template]) -> dict[str, Template]:
     return {heading: cell for part in parts for heading, cell in part.items()}
-
-
-def rendered(template: Path, **values: Any) -> str:
-    environment = Environment(undefined=StrictUndefined, keep_trailing_newline=True)
-    return environment.from_string(template.read_text()).render(values)
 
 
 def figure(files: Sequence[Saved]) -> str:
@@ -240,24 +215,8 @@ def figure(files: Sequence[Saved]) -> str:
     return table([{m: texts.get(m, "") for m in models} for texts in found.values()]) + "\n"
 
 
-def written(age: Age) -> dict[Path, str]:
-    """Returns the text of each page according to the saved results."""
-    files, readme = read(), README.read_text()
-    return {
-        PAGE: page(files, age),
-        README: FIGURE.sub(lambda _: figure(files), readme),
-        survey_page.PAGE: survey_page.page(survey_page.read(), age),
-    }
-
-
-def main(check: bool) -> None:
-    pages = written(Age())
-    if check:
-        old = [p.name for p, text in pages.items() if unmarked(p.read_text()) != unmarked(text)]
-        sys.exit(f"out of date: {', '.join(old)}" if old else None)
-    for path, text in pages.items():
-        path.write_text(text)
-
-
 if __name__ == "__main__":
-    main("--check" in sys.argv[1:])
+    saved = read()
+    PAGE.write_text(page(saved))
+    README.write_text(FIGURE.sub(lambda _: figure(saved), README.read_text()))
+    survey_page.PAGE.write_text(survey_page.page(survey_page.read()))

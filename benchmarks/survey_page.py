@@ -9,8 +9,8 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 
 from benchmarks.common import RESULTS, ROOT, stored
-from benchmarks.results_age import Age, NoAge
-from benchmarks.zoo import FIRST, SECOND, TABLE
+from benchmarks.results_age import TODAY, Age
+from benchmarks.zoo import TABLE
 
 Row = dict[str, Any]
 QUESTION = "architectures"
@@ -24,62 +24,40 @@ ROUTING = (
 )
 NOTES = {
     **dict.fromkeys(("mixtral", "qwen2-moe", "olmoe", "gpt-oss"), ROUTING),
-    "clip": "its four outputs are cosines near 0, small differences of large numbers",
     "qwen3-next": "its linear attention amplifies errors; float with white noise is as inaccurate",
 }
-# Why symbolic sizes lose something, for each row that does.
-FORMULAS = (
-    "the lengths in its attention are expressions of the input's size, and no axis of an operand "
-    "is the variable itself; only with such an axis is nn.MultiheadAttention expanded"
-)
-DYNAMIC_NOTES = {"siglip-vision": FORMULAS, "wavlm": FORMULAS}
 
 
-def read(folder: Path = RESULTS) -> dict[str, list[Row]]:
-    """Returns the rows with `static` and with `dynamic` sizes, of any processor, in the order of
-    the zoo."""
+def read(folder: Path = RESULTS) -> list[Row]:
+    """Returns the rows, of any processor, in the order of the zoo."""
     files = sorted(folder.glob(f"*-{QUESTION}.json"))
-    found = {(row["sizes"], row["architecture"]): row for f in files for row in stored(f)[1]}
-    return {
-        sizes: [found[sizes, name] for name in TABLE if (sizes, name) in found]
-        for sizes in ("static", "dynamic")
-    }
+    found = {row["architecture"]: row for f in files for row in stored(f)[1]}
+    return [found[name] for name in TABLE if name in found]
 
 
-def page(rows: dict[str, list[Row]], age: Age | None = None) -> str:
-    """Returns the text of docs/architectures.md, with marks of age if `age` is given."""
-
-    def commits(rows: list[Row]) -> str:
-        marked = {r["commit"][:12] + (age or NoAge()).mark(r, ("csrc/cpu/", "qfx/")) for r in rows}
-        return " and ".join(sorted(marked))
-
-    static, dynamic = rows["static"], rows["dynamic"]
-    environment = Environment(undefined=StrictUndefined, keep_trailing_newline=True)
-    text = environment.from_string(TEMPLATE.read_text()).render(
-        **{f"{sizes}_inner": _listed(rows[sizes], "inner") for sizes in rows},
-        static_commits=commits(static),
-        dynamic_commits=commits(dynamic),
-        static=static,
-        dynamic=dynamic,
-        static_table=table([printed(row) for row in static]),
-        dynamic_table=table([printed_dynamic(row) for row in dynamic]),
-        transformers=_listed(static, "transformers"),
-        torch=_listed(static, "torch"),
+def page(rows: list[Row], age: Age = TODAY) -> str:
+    """Returns the text of docs/architectures.md."""
+    marked = {r["commit"][:12] + age.mark(r["commit"], ("csrc/cpu/", "qfx/")) for r in rows}
+    text = rendered(
+        TEMPLATE,
+        rows=rows,
+        table=table([printed(row) for row in rows]),
+        commits=" and ".join(sorted(marked)),
+        **{key: _listed(rows, key) for key in ("inner", "transformers", "torch")},
         sqnr_bar=f"{SQNR_BAR:.0f}",
         cosine_bar=COSINE_BAR,
-        listed=sum("skipped" in r and not r["skipped"] for r in static),
-        exact=sum(_meets(r, "sqnr_db", SQNR_BAR) for r in static),
-        trained=sum(_meets(r, "gradient_cosine", COSINE_BAR) for r in static),
-        whole=sum(not lost(r) for r in dynamic),
-        warned=sum(bool(r.get("warnings")) for r in dynamic),
+        listed=sum("skipped" in r and not r["skipped"] for r in rows),
+        exact=sum(_meets(r, "sqnr_db", SQNR_BAR) for r in rows),
+        trained=sum(_meets(r, "gradient_cosine", COSINE_BAR) for r in rows),
         missed=missed,
-        lost=lost,
         notes=NOTES,
-        dynamic_notes=DYNAMIC_NOTES,
-        first=FIRST,
-        second=SECOND,
     )
     return text.rstrip("\n") + "\n"
+
+
+def rendered(template: Path, **values: Any) -> str:
+    environment = Environment(undefined=StrictUndefined, keep_trailing_newline=True)
+    return environment.from_string(template.read_text()).render(values)
 
 
 def _listed(rows: list[Row], key: str) -> str:
@@ -126,25 +104,3 @@ def printed(row: Row) -> dict[str, str]:
 
 def _number(value: float | None, digits: int) -> str:
     return "" if value is None else f"{value:.{digits}f}"
-
-
-def lost(row: Row) -> list[str]:
-    """Returns, in words, what is less than with known sizes."""
-    if row["failure"]:
-        return [f"failed: {row['failure']}"]
-    pairs = zip(row["int8"], row["static_int8"], strict=True)
-    words = [f"{s - d} matmuls" for d, s in pairs if d < s]
-    return words + [f"{count}: {reason}" for reason, count in row["lost"].items()]
-
-
-def printed_dynamic(row: Row) -> dict[str, str]:
-    graphs, plain = row.get("graphs", ""), row.get("plain_graphs", "")
-    counts = zip(row.get("int8", ()), row.get("matmuls", ()), strict=True)
-    return {
-        "architecture": row["architecture"],
-        "graphs": f"{graphs}" if graphs == plain else f"{graphs} ({plain})",
-        "int8": ", ".join(f"{int8}/{total}" for int8, total in counts),
-        "SQNR dB": ", ".join(_number(decibel, 1) for decibel in row.get("sqnr_db", ())),
-        "warnings": "; ".join(row.get("warnings", ())),
-        "lost": "; ".join(lost(row)),
-    }

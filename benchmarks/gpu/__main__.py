@@ -12,9 +12,9 @@ anything is wrong. `--dry-run` runs every stage on the CPU, with tiny sizes.
 from __future__ import annotations
 
 import argparse
-import os
+import faulthandler
+import json
 import sys
-import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -26,6 +26,7 @@ from tabulate import tabulate
 from benchmarks.common import machine
 from benchmarks.gpu import check, cost_table, llama, products
 from benchmarks.gpu.session import Row, Session
+from benchmarks.peer import reason
 from qfx import _C
 
 BUDGET = 520.0
@@ -44,14 +45,8 @@ STAGES: dict[str, Stage] = {
 
 
 def environment(session: Session) -> Iterator[Row]:
-    found: Row = {"gpu": session.name, "architectures": _C.cuda_architectures()}
-    if not session.dry:
-        properties = torch.cuda.get_device_properties(0)
-        found |= {"capability": f"{properties.major}.{properties.minor}",
-                  "multiprocessors": properties.multi_processor_count,
-                  "memory_GiB": properties.total_memory / 2**30,
-                  "cuda": torch.version.cuda}  # fmt: skip
-    yield {**found, **machine()}
+    found = {"gpu": session.name, "architectures": _C.cuda_architectures()}
+    yield {**found, "cuda": torch.version.cuda, **machine()}
 
 
 def unusable() -> str | None:
@@ -66,42 +61,18 @@ def unusable() -> str | None:
     return None
 
 
-def stop_at(session: Session) -> None:
-    """Starts a timer that prints the table and ends the process when the budget is used up, even if
-    something hangs."""
-
-    def stop() -> None:
-        session.add("stopped", {"why": "the budget was used up"})
-        print(table(session), flush=True)
-        os._exit(1)
-
-    timer = threading.Timer(max(session.left, 0.0), stop)
-    timer.daemon = True
-    timer.start()
-
-
-def _why(error: BaseException) -> str:
-    """Returns the first lines of an exception and of its cause, which Dynamo mentions last."""
-    text = f"{type(error).__name__}: {error}".splitlines()[:4]
-    return " ".join(text) + (f" <- {_why(error.__cause__)}" if error.__cause__ else "")
-
-
 def measure(session: Session, skipped: Sequence[str] = ()) -> int:
     """Runs all stages except the skipped ones, writes the files, prints the table and returns the
     exit status: 1 if a check failed or a stage ended with an error."""
     session.run("environment", environment(session), GRACE)
     for name, (stage, seconds) in STAGES.items():
-        if name in skipped:
-            continue
         whole = session.left - GRACE
-        if whole < 0:
-            session.add(name, {"why": "skipped: no time was left"})
-            continue
         try:
-            session.run(name, stage(session), whole if session.dry else min(seconds, whole))
+            if name not in skipped:
+                session.run(name, stage(session), whole if session.dry else min(seconds, whole))
         except Exception as error:  # a defect of one stage must not cost the GPU's time for others
             where = traceback.format_exc().splitlines()[-8:]
-            session.add(name, {"ok": False, "result": _why(error), "where": where})
+            session.add(name, {"ok": False, "result": reason(error), "where": where})
     written = [products.write_measured(session), cost_table.write_table(session)]
     print("\n".join(f"wrote {path}" for path in written if path), flush=True)
     print(table(session), flush=True)
@@ -110,31 +81,18 @@ def measure(session: Session, skipped: Sequence[str] = ()) -> int:
 
 def table(session: Session) -> str:
     """Returns what was wrong, the speeds reached, and every ratio with its bar."""
-    checks = [row for row in session.rows if "ok" in row]
-    failed = [
-        " ".join(str(row[key]) for key in ("stage", "operands", "kernel") if key in row)
-        + f": {row.get('first') or row.get('result')}"
-        for row in checks
-        if not row["ok"]
-    ]
-    speeds = [
-        (row["what"], row.get("kernel", ""), row.get("TOPS"), row.get("TB/s"))
-        for row in session.of("ceilings")
-        if "what" in row
-    ]
-    rows = [r for stage in ("ratios", "linear", "model") for r in session.of(stage) if "ratio" in r]
-    ratios = [
-        (r["what"], r.get("shape", ""), r.get("judged") or r["way"], r["ratio"], r["must"],
-         "yes" if r["ratio"] >= r["must"] else "no")
-        for r in rows
-        if r.get("way") != "bf16"
-    ]  # fmt: skip
-    head = ("what", "shape", "way", "ratio", "must", "met")
+    checks = [row["ok"] for row in session.rows if "ok" in row]
+    failed = [json.dumps(row) for row in session.rows if row.get("ok") is False]
+    ratios = [row for row in session.rows if "ratio" in row and row.get("way") != "bf16"]
+
+    def of(rows: list[Row], *columns: str) -> str:
+        return tabulate([[row.get(c) for c in columns] for row in rows], columns, floatfmt=".4g")
+
     return "\n\n".join([
-        f"qfx on {session.name}",
-        "\n".join([f"{len(checks) - len(failed)} checks passed, {len(failed)} failed", *failed]),
-        tabulate(speeds, ("reached", "kernel", "TOPS", "TB/s"), floatfmt=".4g") if speeds else "",
-        tabulate(ratios, head, floatfmt=".2f") if ratios else "",
+        f"qfx on {session.name}: {sum(checks)} checks passed, {len(failed)} failed",
+        *failed,
+        of(session.of("ceilings"), "what", "kernel", "TOPS", "TB/s"),
+        of(ratios, "what", "shape", "judged", "way", "ratio", "must"),
     ])  # fmt: skip
 
 
@@ -154,7 +112,7 @@ def main() -> None:
     given.out.mkdir(parents=True, exist_ok=True)
     (given.out / "results.jsonl").write_text("")
     session = Session(given.out, started + given.budget, given.dry_run)
-    stop_at(session)
+    faulthandler.dump_traceback_later(given.budget, exit=True)  # even if something hangs
     sys.exit(measure(session, skipped))
 
 

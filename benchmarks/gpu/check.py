@@ -1,29 +1,25 @@
 """Correctness of the kernels, each in a process of its own, because a wrong barrier would never
 return.
 
-    QFX_CUDA_KERNEL=s8_swap16 python -m benchmarks.gpu.check s8 [cuda | cpu, with tiny sizes]
-
 Products are compared with the exact float64 product of the integers, and a second run must have the
-same bits; linears are compared with their reference, within a unit in the last place. Prints one
-JSON object; the exit status is 1 if anything differs.
+same bits; linears are compared with their reference, within a unit in the last place.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import product
+from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor
 
 from benchmarks.common import ROOT
+from benchmarks.fresh import FailedError, call
 from benchmarks.gpu.session import Row, Session
 from qfx.ops import REFERENCES
 from qfx.ops.layout import Layout
@@ -99,18 +95,9 @@ def named(operands: str) -> list[str]:
     return re.findall(rf"^QFX_{operands.upper()}\((\w+),", text, re.M)
 
 
-@contextmanager
-def forced(kernel: str) -> Iterator[None]:
+def forced(kernel: str) -> Any:
     """Runs products on this kernel inside the context; qfx reads the variable at every call."""
-    before = os.environ.get(VARIABLE)
-    os.environ[VARIABLE] = kernel
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[VARIABLE]
-        else:
-            os.environ[VARIABLE] = before
+    return mock.patch.dict(os.environ, {VARIABLE: kernel})
 
 
 def kernels(session: Session) -> Iterator[Row]:
@@ -124,18 +111,24 @@ def checked(session: Session, operands: str, kernel: str) -> Row:
     """Returns what the process of a kernel found. In a dry run it may take all the time, because
     the machine may be busy."""
     limit = session.left if session.dry else min(LIMIT, session.left)
-    command = [sys.executable, "-m", "benchmarks.gpu.check", operands, session.device.type]
-    env = {**os.environ, VARIABLE: kernel}
+    own: Row = {"environment": {VARIABLE: kernel}, "limit_s": limit}
     try:
-        done = subprocess.run(
-            command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=limit
-        )
-    except subprocess.TimeoutExpired:
-        return {"ok": False, "result": f"did not return within {limit:.0f} s"}
-    if done.returncode not in (0, 1) or not done.stdout.strip():
-        error = (done.stderr.strip().splitlines() or ["no output"])[-1]
-        return {"ok": False, "result": f"exit status {done.returncode}: {error}"}
-    return {"ok": done.returncode == 0, **json.loads(done.stdout.splitlines()[-1])}
+        found: Row = call(check, operands, session.device.type, **own)
+    except FailedError as why:
+        return {"ok": False, "result": str(why)}
+    return {"ok": not found["wrong"], **found}
+
+
+def check(operands: str, device: str) -> Row:
+    torch.manual_seed(0)
+    rows, *others = TINY if device == "cpu" else (M, N, K)
+    wrong = []
+    for n, k in product(*others):
+        weight = Weight.of(operands, n, k, device)
+        for m in rows:
+            wrong += [f"{m}x{k}x{n}: {what}" for what in CHECKS[operands](weight, m, device)]
+    cases = len(rows) * len(others[0]) * len(others[1])
+    return {"cases": cases, "wrong": len(wrong), "first": wrong[:3]}
 
 
 def right(session: Session, operands: str) -> list[str]:
@@ -156,20 +149,3 @@ def choices(names: list[str], m: int) -> list[str]:
         if name != PORTABLE and fits:
             found += [f"{name}/{s}" for s in (SPLITS if small else SPLITS[:1])]
     return found
-
-
-def main(operands: str, device: str = "cuda") -> None:
-    torch.manual_seed(0)
-    rows, *others = TINY if device == "cpu" else (M, N, K)
-    wrong = []
-    for n, k in product(*others):
-        weight = Weight.of(operands, n, k, device)
-        for m in rows:
-            wrong += [f"{m}x{k}x{n}: {what}" for what in CHECKS[operands](weight, m, device)]
-    cases = len(rows) * len(others[0]) * len(others[1])
-    print(json.dumps({"cases": cases, "wrong": len(wrong), "first": wrong[:3]}))
-    sys.exit(bool(wrong))
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

@@ -110,7 +110,7 @@ def _compared(
     for name, options in WAYS[what].items():
         run = _compiled(session, model, options, mode)
         step, result = _step(run, model, inputs, WAYS[what] is _TRAINED)
-        took = session.wall_seconds(step, 2 if session.dry else 9)
+        took = session.wall_seconds(step)
         baseline, expected = baseline or took, result if expected is None else expected
         noise = (result.float() - expected.float()).norm() / expected.float().norm()
         row = {"what": what, "shape": list(inputs[0].shape), "way": name, "ms": took * 1e3}

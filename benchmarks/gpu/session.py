@@ -4,7 +4,6 @@ calls."""
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -58,19 +57,18 @@ class Session:
         return torch.randn(*shape, dtype=dtype, device=self.device)
 
     def add(self, stage: str, row: Row) -> None:
-        """Adds a row and writes it to disk before anything else happens."""
-        row = {"stage": stage, **row}
-        self.rows.append(row)
+        """Adds a row and writes it to the file before anything else happens."""
+        self.rows.append({"stage": stage, **row})
         with (self.out / "results.jsonl").open("a") as file:
-            file.write(json.dumps(row) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+            file.write(json.dumps(self.rows[-1]) + "\n")
 
     def of(self, stage: str) -> list[Row]:
         return [row for row in self.rows if row["stage"] == stage]
 
     def run(self, stage: str, rows: Iterator[Row], budget: float) -> None:
         """Adds the rows of a stage until it ends or has used its seconds."""
+        if budget < 0:
+            return self.add(stage, {"why": "no time was left"})
         start, end = time.monotonic(), time.monotonic() + min(budget, self.left)
         for row in rows:
             self.add(stage, row)
@@ -95,7 +93,7 @@ class Session:
         graph = _captured([*islice(cycle(calls), count)])
         return median(_replay(graph) for _ in range(WINDOWS)) / count
 
-    def wall_seconds(self, call: Call, windows: int) -> float:
+    def wall_seconds(self, call: Call) -> float:
         """Returns the median wall-clock seconds of one call among many successive ones, including
         launches, for models. A CUDA graph is recorded by the second call."""
         wait: Call = bool if self.dry else torch.cuda.synchronize
@@ -109,7 +107,7 @@ class Session:
             return (time.perf_counter() - start) / count
 
         count = max(1, round(MODEL_SECONDS / window(3)))
-        return median(window(count) for _ in range(windows))
+        return median(window(count) for _ in range(2 if self.dry else 9))
 
 
 def _captured(calls: Sequence[Call]) -> torch.cuda.CUDAGraph:

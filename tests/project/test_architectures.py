@@ -12,11 +12,9 @@ from benchmarks.measures import PARTS, Row, coverage, main_output, plans, traini
 from benchmarks.results_age import unmarked
 from benchmarks.survey_page import (
     COSINE_BAR,
-    DYNAMIC_NOTES,
     NOTES,
     PAGE,
     SQNR_BAR,
-    lost,
     missed,
     page,
     read,
@@ -109,10 +107,7 @@ def test_the_page_is_what_the_results_say() -> None:
 
 
 def test_the_survey_is_wide_and_what_it_misses_is_explained() -> None:
-    """A survey that was stopped early still counts from 50 on. qfx warned of nothing."""
-    static, dynamic = read()["static"], read()["dynamic"]
-    assert len(static) >= 50 and len(dynamic) == len(TABLE)
-    short = [row["architecture"] for row in static if missed(row)]
-    assert short == [row["architecture"] for row in static if row["architecture"] in NOTES]
-    assert [row["architecture"] for row in dynamic if row.get("warnings")] == []
-    assert [row["architecture"] for row in dynamic if lost(row)] == list(DYNAMIC_NOTES)
+    """A survey that was stopped early still counts from 50 on."""
+    assert len(read()) >= 50
+    short = [row["architecture"] for row in read() if missed(row)]
+    assert short == [row["architecture"] for row in read() if row["architecture"] in NOTES]

@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks import common, results_page
 from benchmarks.common import slug
-from benchmarks.results_age import OLD, UNKNOWN, Age, unmarked
+from benchmarks.results_age import OLD, TODAY, UNKNOWN, Age
 from benchmarks.results_cells import filled
 
 HOST = {"flags": ["avx2"], "cores": 2, "threads": 1, "torch": "2.13", "python": "3.11"}
@@ -41,7 +41,7 @@ def _save(folder: Path, cpu: Row, rows: list[Row], name: str = "models") -> None
     (folder / f"{slug(cpu)}-{name}.json").write_text(json.dumps(saved))
 
 
-def _page(folder: Path, age: Age | None = None) -> str:
+def _page(folder: Path, age: Age = TODAY) -> str:
     return results_page.page(results_page.read(folder), age)
 
 
@@ -146,11 +146,10 @@ def test_a_newer_commit_of_the_measured_code_marks_the_figures(root: Path, tmp_p
     assert f"commit {before[:8]}." in _page(tmp_path, Age(root))
     now = _commit(root, "csrc/cpu/gemm/gemm.h", "int a;  // a comment counts")
     marked = _page(tmp_path, Age(root))
-    assert f"commit {before[:8]}{OLD}." in marked and f"2.00x{OLD}" not in marked
+    assert f"commit {before[:8]}{OLD}." in marked
     _save(tmp_path, AMD, [*_rows(2.0, commit=before), _row("qfx exported", 3.0, commit=now)])
-    mixed = _page(tmp_path, Age(root))
-    assert f"2.00x{OLD}" in mixed and f"3.00x *{OLD}" not in mixed and "| 100.0 ms |" in mixed
-    assert unmarked(mixed) == unmarked(_page(tmp_path)) != mixed
+    listed = ", ".join(sorted([f"{before[:8]}{OLD}", now[:8]]))
+    assert f"commit {listed}." in _page(tmp_path, Age(root))
 
 
 @pytest.mark.parametrize("place", ["no repository", "an unknown commit"])
@@ -159,20 +158,3 @@ def test_the_page_says_where_it_cannot_tell(place: str, root: Path, tmp_path: Pa
     _save(tmp_path, AMD, _rows(2.0))
     age = Age(root if place == "an unknown commit" else tmp_path)
     assert f"commit {HOST['commit'][:8]}{UNKNOWN}." in _page(tmp_path, age)
-
-
-def test_one_figure_of_rows_of_two_ages_is_no_contradiction(root: Path, tmp_path: Path) -> None:
-    """The float32 of a case is beside each instruction set."""
-    commits = [_commit(root, "csrc/cpu/gemm/gemm.h", text) for text in ("int a;", "int b;")]
-    figures = {"case": "64", "shape": "1x2", "float us": 9.0, "us": 3.0, "of float": 3.0}
-    isas = zip(("amx", "avx2"), commits, strict=True)
-    rows = [{**figures, "isa": isa, "commit": commit} for isa, commit in isas]
-    _save(tmp_path, AMD, rows, "attention")
-    assert f"| 3 us, 3.00x{OLD} | 3 us, 3.00x |" in _page(tmp_path, Age(root))
-
-
-def test_other_libraries_do_not_age(root: Path, tmp_path: Path) -> None:
-    commit = _commit(root, "csrc/cpu/gemm/gemm.h", "int a;")
-    _commit(root, "csrc/cpu/gemm/gemm.h", "int b;")
-    _save(tmp_path, AMD, [row for row in _rows(3.0, 2.0, commit=commit) if row["ratio"] != 2.0])
-    assert f"commit {commit[:8]}." in _page(tmp_path, Age(root))
