@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median, quantiles
+from statistics import median
 from typing import Any
 
 import torch
@@ -26,22 +26,6 @@ RESULTS = ROOT / "benchmarks" / "results"
 Clock = Callable[[], float]
 SAMPLE_SECONDS = 2e-3  # the shortest sample: far above the clock's and the call's own cost
 INT8_FLAGS = ("avx2", "avx_vnni", "avx512_vnni", "amx_int8", "asimddp", "i8mm", "sve")
-
-
-@dataclass(frozen=True)
-class Timing:
-    """Seconds per call. `spread` is the middle half of the samples, as a fraction of their
-    median."""
-
-    median: float
-    best: float
-    spread: float
-
-    @classmethod
-    def of(cls, samples: Sequence[float]) -> Timing:
-        middle = median(samples)
-        low, _, high = quantiles(samples, n=4) if len(samples) > 1 else (middle,) * 3
-        return cls(middle, min(samples), (high - low) / middle)
 
 
 @dataclass(frozen=True)
@@ -64,7 +48,14 @@ def keep_memory() -> None:
 
 def interleaved(
     candidates: Mapping[str, Candidate], rounds: int, clock: Clock = time.perf_counter
-) -> dict[str, Timing]:
+) -> dict[str, float]:
+    """Returns the median of the seconds of each candidate."""
+    return {name: median(s) for name, s in sampled(candidates, rounds, clock).items()}
+
+
+def sampled(
+    candidates: Mapping[str, Candidate], rounds: int, clock: Clock = time.perf_counter
+) -> dict[str, list[float]]:
     """Times all candidates in turn, `rounds` times, so that a drift of the machine's speed affects
     them alike. A sample repeats a call until it lasts SAMPLE_SECONDS."""
     repeats = {name: _repeats(c) for name, c in candidates.items()}
@@ -72,7 +63,7 @@ def interleaved(
     for _ in range(rounds):
         for name, candidate in candidates.items():
             samples[name].append(_sample(candidate, repeats[name], clock))
-    return {name: Timing.of(s) for name, s in samples.items()}
+    return samples
 
 
 def _repeats(candidate: Candidate) -> int:
@@ -100,7 +91,7 @@ def read_gb_s(megabytes: int, rounds: int = 5) -> float:
     buffer = torch.ones(megabytes << 18)
     sums = {"float32": buffer.sum, "int64": buffer.view(torch.int64).sum}
     times = interleaved({name: Candidate(run) for name, run in sums.items()}, rounds, clock())
-    return buffer.nbytes / min(time.median for time in times.values()) / 1e9
+    return buffer.nbytes / min(times.values()) / 1e9
 
 
 def compiled_apart(model: nn.Module, backend: Any) -> Callable[..., Any]:
@@ -161,10 +152,6 @@ def slug(host: Mapping[str, Any]) -> str:
     return re.sub(r"[^a-z0-9]+", "-", " ".join(words).lower()).strip("-")
 
 
-def result_path(benchmark: str) -> Path:
-    return RESULTS / f"{slug(machine())}-{benchmark}.json"
-
-
 def stored(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Returns the machine of a saved file, and its rows. A row without a number of threads, a
     commit, or a word on uncommitted changes gets those of the machine."""
@@ -174,28 +161,23 @@ def stored(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
 
 
 def merge(benchmark: str, rows: list[dict[str, Any]], key: Sequence[str]) -> Path:
-    """Saves `rows` together with those saved before, except those that agree with a new row on
-    `key`. A row with a `reason` instead of figures replaces no row with figures. The file's machine
-    is that of the last writer, so rows contain what may differ: commit and threads."""
+    """Writes benchmarks/results/<cpu>-<benchmark>.json: the machine, then one row a line. It keeps
+    rows saved before, except those that agree with a new row on `key`. A row with a `reason`
+    instead of figures replaces no row with figures. The file's machine is that of the last writer,
+    so rows contain what may differ: commit and threads."""
 
     def keys(of: list[dict[str, Any]]) -> list[list[Any]]:
         return [[row.get(k) for k in key] for row in of]
 
-    path = result_path(benchmark)
+    host = machine()
+    path = RESULTS / f"{slug(host)}-{benchmark}.json"
     before = stored(path)[1] if path.exists() else []
     measured = keys([row for row in before if "reason" not in row])
     new = [
         r for r, k in zip(rows, keys(rows), strict=True) if "reason" not in r or k not in measured
     ]
     kept = [r for r, k in zip(before, keys(before), strict=True) if k not in keys(new)]
-    return save(benchmark, kept + new)
-
-
-def save(benchmark: str, rows: list[dict[str, Any]]) -> Path:
-    """Writes benchmarks/results/<cpu>-<benchmark>.json: the machine, then one row a line."""
-    host = machine()
+    lines = ",\n".join(json.dumps(row) for row in kept + new)
     RESULTS.mkdir(parents=True, exist_ok=True)
-    path = result_path(benchmark)
-    lines = ",\n".join(json.dumps(row) for row in rows)
     write_text(path, f'{{"machine": {json.dumps(host)},\n"rows": [\n{lines}\n]}}\n')
     return path

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.common import Timing, clock, keep_memory, read_gb_s
+from benchmarks.common import clock, keep_memory, read_gb_s
 from benchmarks.decode_models import MODELS, text
 from benchmarks.decode_peers import PEERS
 from benchmarks.decode_ways import EAGER, WAYS, Case, load, own
@@ -156,17 +156,16 @@ def measure(
 
 
 def speeds(rounds: list[Row], case: Case) -> Row:
-    step = Timing.of([r["step_s"] for r in rounds])
+    step_s = median(r["step_s"] for r in rounds)
     row: Row = {
         "prefill_tokens_s": case.batch * case.context / median(r["prefill_s"] for r in rounds),
-        "step_tokens_s": case.batch / step.median,
-        "step_ms": 1e3 * step.median,
-        "spread": step.spread,
+        "step_tokens_s": case.batch / step_s,
+        "step_ms": 1e3 * step_s,
     }
     if "generate_s" in rounds[0]:
         generate_s = median(r["generate_s"] for r in rounds)
         row["generate_tokens_s"] = case.batch / generate_s
-        row["loop_ms"] = 1e3 * (generate_s - step.median)
+        row["loop_ms"] = 1e3 * (generate_s - step_s)
     return {name: round(value, 3) for name, value in row.items()}
 
 

@@ -34,18 +34,10 @@ def tables(dtype: torch.dtype) -> dict[str, Any]:
     """Returns the tables of all kinds of work of one dtype, rounded."""
     found = {}
     for kind, workload in KINDS.items():
-        raw = json.loads(LiveTable(workload, dtype).whole().text())
-        raw["spread"] = 0.0
-        found[kind] = _rounded(raw)
+        text = LiveTable(workload, dtype).whole().text()
+        found[kind] = json.loads(text, parse_float=lambda s: float(f"{float(s):.{DIGITS}g}"))
+        found[kind]["spread"] = 0.0
     return found
-
-
-def _rounded(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _rounded(each) for name, each in value.items()}
-    if isinstance(value, list):
-        return [_rounded(each) for each in value]
-    return float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value
 
 
 def write(isa: str) -> None:

@@ -21,7 +21,6 @@ import torch
 from torch import Tensor
 from torch._dynamo.utils import counters
 
-import qfx
 from benchmarks import decode_ways
 from benchmarks.common import cpu_seconds
 from benchmarks.decode_models import MODELS, text
@@ -60,31 +59,11 @@ def by_generate(case: Case, model: Any) -> Static:
     return Static(case, model)
 
 
-def in_parts(compiler: str, nested: bool, case: Case, model: Any) -> Static:
-    """Compiles the model with its layers as a region, or each layer separately. A layer's number in
-    the cache is a guard, so separate layers are isolated: otherwise the limit of recompilations,
-    which they share, would leave most of them uncompiled."""
-    by: dict[str, Any] = {"backend": case.inner}
-    if compiler == "qfx":
-        by = {"backend": qfx.backend, "options": {"inner": case.inner, "minimum_gain": 0}}
-    if nested:
-        kind = type(model.model.layers[0])
-        kind.forward = torch.compiler.nested_compile_region(kind.forward)
-        return Static(case, model, partial(torch.compile, **by))
-    for layer in model.model.layers:
-        layer.compile(isolate_recompiles=True, **by)
-    return Static(case, model)
-
-
 KEPT = ("float32 eager", "float32 Inductor", "qfx generate w8a8", "qfx generate w4a8", "qfx w8a8",
         "qfx quantize_ by Inductor")  # fmt: skip
 WAYS: dict[str, Way] = {
     **{name: decode_ways.WAYS[name] for name in KEPT},
     "float32 Inductor by generate": Way(by_generate),
-    "float32 Inductor nested": Way(partial(in_parts, "inductor", True)),
-    "float32 Inductor each layer": Way(partial(in_parts, "inductor", False)),
-    "qfx w8a8 nested": Way(partial(in_parts, "qfx", True)),
-    "qfx w8a8 each layer": Way(partial(in_parts, "qfx", False)),
 }
 
 

@@ -13,13 +13,14 @@ from argparse import Namespace
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import cycle, product
+from statistics import median
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchmarks.common import Candidate, Timing, interleaved, keep_memory, read_gb_s
+from benchmarks.common import Candidate, keep_memory, read_gb_s, sampled
 from benchmarks.question import Question, Row, chosen
 from qfx import _C
 from qfx.ops.code import code_of
@@ -113,19 +114,20 @@ def measure(text: str, kinds: list[str], rounds: int, cold_mb: int) -> list[Row]
         prepare = partial(_C.set_isa, isa)
         candidates[_name(isa, kind)] = Candidate(calls[kind][0], prepare)
         candidates[f"{isa} peak"] = Candidate(partial(_C.multiply, 100_000), prepare)
-    times = interleaved(candidates, rounds)
+    samples = sampled(candidates, rounds)
+    times = {name: median(taken) for name, taken in samples.items()}
     more = {"cold_mb": cold_mb} if cold_mb else {}
     read = read_gb_s(cold_mb) if cold_mb else 0.0
     rows = [{**more, **as_row(text, FLOAT, times[FLOAT])}]
     for isa, kind in used:
         time = times[_name(isa, kind)]
         row = {**more, **as_row(text, _name(isa, kind), time)}
-        row["speedup"] = round(times[FLOAT].median / time.median, 3)
+        row["speedup"] = round(times[FLOAT] / time, 3)
         if cold_mb:
-            row["gb_s"] = round(calls[kind][1] / time.median / 1e9, 1)
+            row["gb_s"] = round(calls[kind][1] / time / 1e9, 1)
             row["percent_of_read"] = round(100 * row["gb_s"] / read)
         else:
-            row["percent_of_peak"] = percent_of_peak(isa, row["gmacs"], times[f"{isa} peak"])
+            row["percent_of_peak"] = percent_of_peak(isa, row["gmacs"], min(samples[f"{isa} peak"]))
         rows.append(row)
     return rows
 
@@ -134,21 +136,20 @@ def _name(isa: str, kind: str) -> str:
     return isa if kind == INT8 else f"{isa} {kind}"
 
 
-def percent_of_peak(isa: str, gmacs: float, alone: Timing) -> int | None:
+def percent_of_peak(isa: str, gmacs: float, alone: float) -> int | None:
     """Returns the speed relative to that of the multiply instructions alone, of 8 bits for all: the
     gain of fewer bits shows as more than 100 %."""
     _C.set_isa(isa)
-    peak = _C.multiply(100_000) / alone.best / 1e9 * torch.get_num_threads()
+    peak = _C.multiply(100_000) / alone / 1e9 * torch.get_num_threads()
     return round(100 * gmacs / peak) if peak else None
 
 
-def as_row(shape: str, isa: str, time: Timing) -> Row:
+def as_row(shape: str, isa: str, time: float) -> Row:
     return {
         "shape": shape,
         "isa": isa,
-        "median_us": round(time.median * 1e6, 2),
-        "best_us": round(time.best * 1e6, 2),
-        "gmacs": round(Shape.parse(shape).macs / time.median / 1e9, 2),
+        "median_us": round(time * 1e6, 2),
+        "gmacs": round(Shape.parse(shape).macs / time / 1e9, 2),
     }
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from statistics import median
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.nn.functional as F
@@ -92,7 +93,7 @@ def unlisted(model: nn.Module, inputs: Inputs) -> dict[str, int]:
             has_body = any(a.op == "get_attr" for a in n.all_input_nodes)  # listed node by node
             multiplies = MATMULS & {event.name for event in record.function_events}
             if multiplies and not has_body and n not in known:
-                found[_name(n.target)] += 1
+                found[torch.overrides.resolve_name(n.target) or str(n.target)] += 1
             return result
 
     def watched(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -104,10 +105,6 @@ def unlisted(model: nn.Module, inputs: Inputs) -> dict[str, int]:
     with torch.no_grad():
         torch.compile(model, backend=watched, dynamic=False)(**inputs)
     return dict(found)
-
-
-def _name(target: Any) -> str:
-    return torch.overrides.resolve_name(target) or str(target)
 
 
 def noise_db(model: nn.Module, inputs: Inputs, report: Report) -> float:
@@ -208,22 +205,11 @@ def plans() -> Iterator[dict[Any, Plan]]:
     because Dynamo may restart one."""
     seen: dict[Any, Plan] = {}
 
-    class Collect(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            which = torch._guards.CompileContext.current_compile_id()
-            seen.update((which, a) for a in record.args or () if isinstance(a, Plan))
+    def collect(_: str, plan: Plan) -> None:
+        seen[torch._guards.CompileContext.current_compile_id()] = plan
 
-    log, handler = logging.getLogger("qfx.dynamo_backend"), Collect()
-    level, propagate = log.level, log.propagate
-    log.addHandler(handler)
-    log.setLevel(logging.INFO)
-    log.propagate = False
-    try:
+    with mock.patch.object(logging.getLogger("qfx.dynamo_backend.backend"), "info", collect):
         yield seen
-    finally:
-        log.removeHandler(handler)
-        log.setLevel(level)
-        log.propagate = propagate
 
 
 PARTS = (coverage, inference, training)

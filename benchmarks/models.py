@@ -20,7 +20,7 @@ from torch import nn
 from torch._inductor.utils import fresh_cache
 
 import qfx
-from benchmarks.common import Candidate, Timing, compiled_apart, interleaved
+from benchmarks.common import Candidate, compiled_apart, interleaved
 from benchmarks.peer import Answers, Run, Way, missing, reason
 from benchmarks.peers import PEERS
 from benchmarks.question import Question, Row, chosen
@@ -111,8 +111,8 @@ def measure(
     ]
 
 
-def figures(name: str, answers: Mapping[str, Answers], times: Mapping[str, Timing]) -> Row:
-    """Returns milliseconds per call and their spread, the speed relative to float32 eager, and the
+def figures(name: str, answers: Mapping[str, Answers], times: Mapping[str, float]) -> Row:
+    """Returns milliseconds per call, the speed relative to float32 eager, and the
     SQNR of the outputs relative to its outputs: of the hidden state, and of the logits if the model
     has them."""
     pairs = zip(("sqnr_db", "logits_sqnr_db"), answers[BASELINE], answers[name], strict=False)
@@ -122,10 +122,8 @@ def figures(name: str, answers: Mapping[str, Answers], times: Mapping[str, Timin
         if name != BASELINE and e is not None and f is not None
     }
     return {
-        "median_ms": round(times[name].median * 1e3, 3),
-        "best_ms": round(times[name].best * 1e3, 3),
-        "spread": round(times[name].spread, 3),
-        "ratio": round(times[BASELINE].median / times[name].median, 3),
+        "median_ms": round(times[name] * 1e3, 3),
+        "ratio": round(times[BASELINE] / times[name], 3),
         **decibels,
     }
 

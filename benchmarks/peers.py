@@ -131,10 +131,6 @@ def openvino(change: Callable[[Any], None], model: nn.Module, inputs: Inputs) ->
     return run
 
 
-def as_it_is(model: Any) -> None:
-    """Leaves the model in float."""
-
-
 def int8_weights(model: Any) -> None:
     """Converts the weights of an OpenVINO model to int8, symmetric, one scale for each output; the
     CPU plugin then quantizes activations at run time. NNCF's `compress_weights` writes the same
@@ -168,7 +164,7 @@ PEERS: dict[str, Way] = {
     "ONNX Runtime int8": Way(partial(onnx_dynamic, "QInt8", False), packages=ONNX),
     "ONNX Runtime 7-bit weights": Way(partial(onnx_dynamic, "QInt8", True), packages=ONNX),
     "ONNX Runtime uint8 weights": Way(partial(onnx_dynamic, "QUInt8", False), packages=ONNX),
-    "OpenVINO float32": Way(partial(openvino, as_it_is), packages=("openvino",)),
+    "OpenVINO float32": Way(partial(openvino, lambda model: None), packages=("openvino",)),
     "OpenVINO int8": Way(partial(openvino, int8_weights), packages=("openvino",)),
     "CTranslate2 int8": Way(ctranslate2_int8, packages=("ctranslate2",)),
 }

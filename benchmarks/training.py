@@ -77,9 +77,9 @@ def tables(options: Namespace) -> Iterator[list[Row]]:
     times = interleaved({name: Candidate(step) for name, step in steps.items()}, options.rounds)
     baseline, *_ = times.values()
     yield [
-        {"model": name, "isa": _C.isa(), "step_s": time.median, "loss": steps[name]()}
+        {"model": name, "isa": _C.isa(), "step_s": time, "loss": steps[name]()}
         | {"step_mb": call(memory, name, options.layers)}
-        | {"speed": round(baseline.median / time.median, 3)}
+        | {"speed": round(baseline / time, 3)}
         for name, time in times.items()
     ]
 

@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
@@ -21,14 +21,6 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing is fetched: configuratio
 
 VOCABULARY, WIDTH = 256, 64
 Inputs = dict[str, Any]
-
-
-class Lengths(NamedTuple):
-    """The sizes that differ between calls of a model. `side`: of images, if the model takes any."""
-
-    batch: int
-    tokens: int
-    side: int
 
 
 @dataclass(frozen=True)
@@ -43,13 +35,12 @@ class Architecture:
     without: tuple[str, ...] = ()
 
 
-FIRST, SECOND = Lengths(2, 16, 32), Lengths(3, 21, 48)
 _DATA = json.loads(Path(__file__).with_suffix(".json").read_text())
 KINDS: dict[str, Inputs] = _DATA["kinds"]
 TABLE = {name: Architecture(**row) for name, row in _DATA["architectures"].items()}
 
 
-def build(row: Architecture, size: Lengths = FIRST) -> tuple[nn.Module, Inputs]:
+def build(row: Architecture, batch: int = 2, tokens: int = 16) -> tuple[nn.Module, Inputs]:
     """Returns the model in eval mode, with nothing random from call to call, and inputs of that
     size."""
     import transformers
@@ -60,7 +51,7 @@ def build(row: Architecture, size: Lengths = FIRST) -> tuple[nn.Module, Inputs]:
     config = model_class.config_class(**{**sizes, **row.differs})
     _adjust(config)
     model = model_class(config).eval()
-    return model, INPUTS[row.inputs or row.kind](size)
+    return model, INPUTS[row.inputs or row.kind](batch, tokens)
 
 
 def _adjust(config: Any) -> None:
@@ -82,16 +73,16 @@ def _adjust(config: Any) -> None:
         config.apply_spec_augment = False
 
 
-def _ids(size: Lengths) -> torch.Tensor:
-    return torch.randint(3, VOCABULARY, (size.batch, size.tokens))
+def _ids(batch: int, tokens: int) -> torch.Tensor:
+    return torch.randint(3, VOCABULARY, (batch, tokens))
 
 
-def _image(batch: int, side: int) -> Inputs:
+def _image(batch: int, side: int = 32) -> Inputs:
     return {"pixel_values": torch.randn(batch, 3, side, side)}
 
 
-def _forecast(size: Lengths) -> Inputs:
-    past, future = (size.batch, 19), (size.batch, 8)
+def _forecast(batch: int, tokens: int) -> Inputs:
+    past, future = (batch, 19), (batch, 8)
     return {
         "past_values": torch.rand(past),
         "past_time_features": torch.randn(*past, 2),
@@ -101,22 +92,22 @@ def _forecast(size: Lengths) -> Inputs:
     }
 
 
-INPUTS: dict[str, Callable[[Lengths], Inputs]] = {  # of kinds, and of single architectures
+INPUTS: dict[str, Callable[[int, int], Inputs]] = {  # of kinds, and of single architectures
     **dict.fromkeys(
-        ("encoder", "decoder", "mixture of experts", "recurrent"), lambda s: {"input_ids": _ids(s)}
+        ("encoder", "decoder", "mixture of experts", "recurrent"),
+        lambda b, t: {"input_ids": _ids(b, t)},
     ),
-    "encoder-decoder": lambda s: {"input_ids": _ids(s), "decoder_input_ids": _ids(s)},
-    "vision": lambda s: _image(s.batch, 32),
-    "audio": lambda s: {"input_values": torch.randn(s.batch, 125 * s.tokens)},
-    "any_image": lambda s: _image(s.batch, s.side),
-    "large_image": lambda s: _image(s.batch, 2 * s.side),
-    "image_and_text": lambda s: {**_image(s.batch, 32), "input_ids": _ids(s)},
-    "mel_and_text": lambda s: {
-        "input_features": torch.randn(s.batch, 16, 64),
-        "decoder_input_ids": _ids(s),
+    "encoder-decoder": lambda b, t: {"input_ids": _ids(b, t), "decoder_input_ids": _ids(b, t)},
+    "vision": lambda b, t: _image(b),
+    "audio": lambda b, t: {"input_values": torch.randn(b, 125 * t)},
+    "large_image": lambda b, t: _image(b, 64),
+    "image_and_text": lambda b, t: {**_image(b), "input_ids": _ids(b, t)},
+    "mel_and_text": lambda b, t: {
+        "input_features": torch.randn(b, 16, 64),
+        "decoder_input_ids": _ids(b, t),
     },
-    "spectrogram": lambda s: {"input_values": torch.randn(s.batch, 64, 32)},
-    "latent_text": lambda s: {"inputs": torch.randn(s.batch, s.tokens, 32)},
-    "series": lambda s: {"past_values": torch.randn(s.batch, 32, 3)},
+    "spectrogram": lambda b, t: {"input_values": torch.randn(b, 64, 32)},
+    "latent_text": lambda b, t: {"inputs": torch.randn(b, t, 32)},
+    "series": lambda b, t: {"past_values": torch.randn(b, 32, 3)},
     "forecast": _forecast,
 }

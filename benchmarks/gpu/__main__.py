@@ -49,18 +49,6 @@ def environment(session: Session) -> Iterator[Row]:
     yield {**found, "cuda": torch.version.cuda, **machine()}
 
 
-def unusable() -> str | None:
-    """Returns why nothing can be measured here, in one sentence, or None."""
-    if not torch.cuda.is_available():
-        return "python -m benchmarks.gpu: PyTorch sees no GPU here; --dry-run tests the script."
-    if not _C.cuda_architectures():
-        return (
-            "python -m benchmarks.gpu: this qfx was built without CUDA kernels; put nvcc on the "
-            "PATH and build it again."
-        )
-    return None
-
-
 def measure(session: Session, skipped: Sequence[str] = ()) -> int:
     """Runs all stages except the skipped ones, writes the files, prints the table and returns the
     exit status: 1 if a check failed or a stage ended with an error."""
@@ -98,7 +86,8 @@ def table(session: Session) -> str:
 
 def main() -> None:
     started = time.monotonic()
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    asks = (__doc__ or "").split("\n")[0]
+    parser = argparse.ArgumentParser("python -m benchmarks.gpu", description=asks)
     parser.add_argument("--out", type=Path, default=Path("build/gpu"))
     parser.add_argument("--budget", type=float, default=BUDGET, metavar="SECONDS")
     parser.add_argument("--skip", default="", metavar="STAGE,...")
@@ -107,8 +96,10 @@ def main() -> None:
     skipped = given.skip.split(",") if given.skip else []
     if unknown := [name for name in skipped if name not in STAGES]:
         parser.error(f"no stage {unknown[0]!r}; there are {', '.join(STAGES)}")
-    if not given.dry_run and (why := unusable()):
-        sys.exit(why)
+    if not given.dry_run and not torch.cuda.is_available():
+        parser.error("PyTorch sees no GPU here; --dry-run tests the script.")
+    if not given.dry_run and not _C.cuda_architectures():
+        parser.error("this qfx has no CUDA kernels; put nvcc on the PATH and build it again.")
     given.out.mkdir(parents=True, exist_ok=True)
     (given.out / "results.jsonl").write_text("")
     session = Session(given.out, started + given.budget, given.dry_run)

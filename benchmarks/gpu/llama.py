@@ -120,16 +120,13 @@ def _compared(
 def _compiled(
     session: Session, model: nn.Module, options: dict[str, Any] | None, mode: str | None
 ) -> Callable[..., Tensor]:
-    """Compiles for bfloat16 (no options) or by qfx. torch.compile takes a mode or options, not
-    both, so qfx gets the options of the mode."""
+    """Compiles for bfloat16 (no options) or by qfx, both with the options of the mode."""
     torch._dynamo.reset()
-    how: dict[str, Any] = {"backend": "aot_eager" if session.dry else "inductor"}
+    inner = "aot_eager" if session.dry else "inductor"
+    graphs = torch._inductor.list_mode_options(mode) if mode and not session.dry else {}
+    how: dict[str, Any] = {"backend": inner, **({"options": graphs} if graphs else {})}
     if options is not None:
-        graphs = torch._inductor.list_mode_options(mode) if mode and not session.dry else {}
-        inner = {"inner": "aot_eager"} if session.dry else {}
-        how = {"backend": "qfx", "options": {**options, **graphs, **inner}}
-    elif not session.dry:
-        how["mode"] = mode
+        how = {"backend": "qfx", "options": {**options, **graphs, "inner": inner}}
     return torch.compile(model, dynamic=False, **how)  # type: ignore[no-any-return]
 
 

@@ -33,8 +33,7 @@ SIZE, COPY_BYTES = 8192, 2**30
 # K, N of projections, MLPs and a vocabulary of 7 and 8 billion parameters
 LAYERS = ((4096, 4096), (4096, 14336), (14336, 4096), (4096, 1024), (2048, 2048), (8192, 8192))
 SWEPT = (1, 8, 16, 32, 64, 96, 128, 192, 256, 512, 1024, 2048, 4096, 8192)
-KINDS = {"s8": "kCodes", "b1": "kBits"}  # the names of sm90::Operands
-BITS = {"s8": 8, "b1": 1}
+KINDS = {"s8": ("kCodes", 8), "b1": ("kBits", 1)}  # the names of sm90::Operands, and bits
 
 
 @dataclass(frozen=True)
@@ -161,10 +160,10 @@ def write_measured(session: Session) -> Path:
     for row in session.of("sweep"):
         if row.get("best"):
             kernel, _, splits = row["best"].partition("/")
-            k_bytes = -(-row["k"] * BITS[row["operands"]] // 8)
-            kind = f"sm90::Operands::{KINDS[row['operands']]}"
-            sizes = f"{{1, {row['m']}, {row['n']}, {k_bytes}}}"
-            lines.append(f'{{"{session.name}", {kind}, {sizes}, {{"{kernel}", {splits or 1}}}}},\n')
+            kind, bits = KINDS[row["operands"]]
+            sizes = f"{{1, {row['m']}, {row['n']}, {-(-row['k'] * bits // 8)}}}"
+            head = f'"{session.name}", sm90::Operands::{kind}'
+            lines.append(f'{{{head}, {sizes}, {{"{kernel}", {splits or 1}}}}},\n')
     path = session.out / "measured.inc"
     path.write_text("".join(lines))
     return path
