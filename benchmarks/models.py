@@ -24,6 +24,7 @@ from benchmarks.common import Candidate, compiled_apart, interleaved
 from benchmarks.peer import Answers, Run, Way, missing, reason
 from benchmarks.peers import PEERS
 from benchmarks.question import Question, Row, chosen
+from benchmarks.results_cells import not_run
 from benchmarks.standing import BASELINE, standings
 from benchmarks.subjects import TABLE, Inputs, Outputs, Sizes, Subject
 from qfx.ops.single_tensors import sqnr
@@ -130,8 +131,7 @@ def figures(name: str, answers: Mapping[str, Answers], times: Mapping[str, float
 
 def below(rows: list[Row]) -> list[str]:
     """Returns a line for each way that did not run, then the rank of qfx."""
-    failed = [f"{r['model']}: no {r['candidate']}: {r['reason']}" for r in rows if "reason" in r]
-    return failed + [f"{rows[0]['model']}: {line}" for line in standings(rows)]
+    return [f"{rows[0]['model']}: {line}" for line in (*not_run(rows), *standings(rows))]
 
 
 def tables(options: Namespace) -> Iterator[list[Row]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import distributions
 
 from torch import Tensor, nn
 
@@ -46,12 +46,5 @@ class Way:
 
 def missing(packages: Sequence[str]) -> str | None:
     """Returns what to install, as a sentence, or None if all packages are installed."""
-    lacks = [p for p in packages if not _is_there(p)]
+    lacks = [p for p in packages if not any(distributions(name=p))]
     return f"Not installed: pip install {' '.join(lacks)}." if lacks else None
-
-
-def _is_there(package: str) -> bool:
-    try:
-        return bool(version(package))
-    except PackageNotFoundError:
-        return False

@@ -10,6 +10,7 @@ from __future__ import annotations
 from argparse import Namespace
 from collections.abc import Iterator
 from functools import partial
+from itertools import accumulate
 from typing import Any
 
 import qfx._C as _C
@@ -63,12 +64,9 @@ def memory(compiler: str, layers: int) -> float:
         step()
     with torch.profiler.profile(profile_memory=True) as profile:
         step()
-    held = most = 0
-    for event in profile.profiler.kineto_results.events():  # type: ignore[union-attr]
-        if event.name() == "[memory]":
-            held += event.nbytes()
-            most = max(most, held)
-    return most / 2**20
+    events = profile.profiler.kineto_results.events()  # type: ignore[union-attr]
+    held = accumulate(event.nbytes() for event in events if event.name() == "[memory]")
+    return max(held) / 2**20
 
 
 def tables(options: Namespace) -> Iterator[list[Row]]:
