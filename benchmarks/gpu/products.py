@@ -144,7 +144,10 @@ def _best(session: Session, operands: str, m: int, k: int, n: int) -> Row:
 
 def nearest(session: Session, m: int, k: int, n: int) -> str:
     """Returns the kernel that csrc/cuda/sm90/choice.cpp chooses with these rows: that of the
-    nearest sizes. A measured m below the requested one adds an octave to the distance."""
+    nearest sizes. A measured m below the requested one adds an octave to the distance. If the sweep
+    was skipped it returns "": qfx then chooses by the rows that it was built with."""
+    if not session.of("sweep"):
+        return ""
     rows = [r for r in session.of("sweep") if r.get("operands") == "s8" and r["best"]]
 
     def distance(row: Row) -> float:

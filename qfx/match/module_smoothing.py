@@ -30,6 +30,7 @@ from qfx.weights.smoothing.token_ids import has_part_taking_ids, token_ids_of
 Factor = tuple[float, ...]
 WhyNot = Callable[[Site, int | None], str]
 _NOTE = "qfx_factors"
+_IDS = (torch.int32, torch.int64)  # the dtypes that nn.Embedding takes
 
 
 @dataclass(frozen=True)
@@ -65,9 +66,10 @@ class GraphFactors:
 
 def note_factors(gm: fx.GraphModule, examples: Sequence[Any], here: Surroundings) -> bool:
     """Stores with the graph the module that has the smoothing factors for its matmuls; returns
-    whether there is such a module. There is none if the model has several modules of the class to
-    which the graph belongs, because Dynamo runs one graph for all of them."""
-    module = _taking_ids(here)
+    whether there is such a module. There is none for a graph without integer inputs, such as a
+    layer's, because token ids are integers."""
+    given = [e for e in examples if isinstance(e, Tensor)]
+    module = _taking_ids(here) if any(e.dtype in _IDS for e in given) else None
     if module is None:
         return False
     inputs = zip(gm.graph.find_nodes(op="placeholder"), examples, strict=True)
@@ -108,8 +110,6 @@ def _taking_ids(here: Surroundings) -> nn.Module | None:
     module around it."""
     first = next(iter(here.locals.values()), None)
     around = [m for m in here.running if m is not first] + ([] if first is None else [first])
-    if not around or sum(type(m) is type(around[-1]) for m in around[0].modules()) > 1:
-        return None
     return next(filter(has_part_taking_ids, reversed(around)), None)
 
 

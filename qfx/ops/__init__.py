@@ -9,6 +9,7 @@ from qfx.ops import (
     attention_decode,
     binary,
     bmm,
+    cuda_float_linear,
     flops,
     guard,
     kv_attention,
@@ -16,7 +17,6 @@ from qfx.ops import (
     kv_cache,
     legacy_operators,
     linear,
-    cuda_float_linear,
     quantize,
     rotation,
     sharding,
@@ -26,8 +26,8 @@ from qfx.ops import (
 from qfx.ops.registry import FAKES, REFERENCES
 
 __all__ = [
-    "FAKES", "REFERENCES", "attention", "attention_decode", "binary", "bmm", "flops", "guard",
-    "kv_attention", "kv_blocks", "kv_cache", "legacy_operators", "linear", "cuda_float_linear",
+    "FAKES", "REFERENCES", "attention", "attention_decode", "binary", "bmm", "cuda_float_linear",
+    "flops", "guard", "kv_attention", "kv_blocks", "kv_cache", "legacy_operators", "linear",
     "quantize", "rotation", "sharding", "ste", "weight",
 ]  # fmt: skip
 

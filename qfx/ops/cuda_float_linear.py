@@ -45,9 +45,9 @@ def weight_only_linear(
     activation: str,
     out_dtype: torch.dtype,
 ) -> Tensor:
-    """Computes act(x @ w.T + bias) [..., N] from x [..., K] float and a packed weight of 8 bits with
-    one scale per row. `places`: the byte at which the codes begin, the bytes from one row of codes
-    to the next, and the byte at which the scales begin. (W1)
+    """Computes act(x @ w.T + bias) [..., N] from x [..., K] float and a packed weight of 8 bits
+    with one scale per row. `places`: the byte at which the codes begin, the bytes from one row of
+    codes to the next, and the byte at which the scales begin. (W1)
 
     bfloat16 and float16 hold every code, so the codes are multiplied in the dtype of x, and added
     up in float32."""

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.profiler import ProfilerActivity, profile
@@ -115,6 +116,19 @@ def test_loading_quantizes_and_saving_brings_it_back(
         again.save_pretrained(tmp_path / "again")
         assert same_tensors(auto.from_pretrained(tmp_path / "again"), model)
     assert len([*(tmp_path / "40KB").glob("model-*.safetensors")]) > 1
+
+
+def test_a_tied_weight_that_is_stored_by_the_name_of_the_head_loads(tmp_path: Path) -> None:
+    """Of tensors that share memory a file has one, of either name."""
+    llama().save_pretrained(tmp_path)
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    tensors["lm_head.weight"] = tensors.pop("model.embed_tokens.weight")
+    save_file(tensors, file, {"format": "pt"})
+    expected = AutoModelForCausalLM.from_pretrained(tmp_path)
+    qfx.quantize_(expected, Config(smoothing=False))
+    model = AutoModelForCausalLM.from_pretrained(tmp_path, quantization_config=QfxConfig())
+    assert same_bits(logits(model), logits(expected)) and same_tensors(model, expected)
 
 
 CONFIGS: dict[str, dict[str, Any]] = {

@@ -260,6 +260,30 @@ def test_layers_that_are_compiled_one_by_one_share_a_graph_and_are_not_smoothed(
     assert len(graphs) == 1
 
 
+def test_two_models_of_one_class_have_their_own_factors() -> None:
+    """As of an encoder of queries and one of documents, each compiled in place."""
+
+    def one(seed: int) -> Tensor:
+        torch._dynamo.reset()
+        return compiled(language(1, seed))(tokens())
+
+    class Pair(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = language(1, 0), language(1, 1)
+
+        def forward(self, tokens: Tensor) -> Tensor:
+            return torch.stack([self.a(tokens), self.b(tokens)])
+
+    pair = Pair().eval()
+    with torch.no_grad():
+        wanted = torch.stack([one(0), one(1)])
+        torch._dynamo.reset()
+        for model in (pair.a, pair.b):
+            model.compile(backend="qfx", options=ALL)
+        assert torch.equal(pair(tokens()), wanted)
+
+
 def test_the_model_and_the_generators_are_left_as_they_were() -> None:
     class Counting(Language):
         calls = 0
