@@ -99,8 +99,8 @@ def uneven(dtype: torch.dtype, m: int = 256, k: int = 2 * VECTOR, n: int = PANEL
 
 
 def more(call: Pass, less: Pass, dtype: torch.dtype) -> list[float]:
-    """Measures by how many seconds, per row and per element, `call` is slower than `less`, from
-    narrow rows and wide ones."""
+    """Measures by how many seconds, per row and per element, `call` is slower than `less`, by
+    timing both with narrow and with wide rows."""
     narrow, wide = (_row_s(call, less, dtype, *size) for size in (NARROW, WIDE))
     element = max(wide - narrow, 0.0) / (WIDE[1] - NARROW[1])
     return [max(narrow - NARROW[1] * element, 0.0), element]

@@ -53,8 +53,8 @@ class Interpolated:
         them together."""
 
     def within(self, *sizes: int) -> tuple[int, ...]:
-        """Returns the sizes, each raised to the smallest of its axis, because a kernel's vectors
-        are not shorter."""
+        """Returns the sizes; a size below the first point of its axis becomes that point, because a
+        kernel's vectors are not shorter."""
         return tuple(max(size, p[0]) for p, size in zip(self.axes, sizes, strict=True))
 
     @property

@@ -45,8 +45,8 @@ class GraphFactors:
 
     def of(self, site: Site, parts: Iterable[TokenModule], why_not: WhyNot) -> Factor | str | None:
         """Returns the factors [K] by which x is multiplied and w divided, or the reason why they
-        are not used, or None if nothing is known about the weight. `why_not`: returns why the input
-        of a matmul is not computed from the ids of a table, '' if it is."""
+        are not used, or None if nothing is known about the weight. `why_not`: a function like the
+        result of `why_not_from_ids`."""
         weights = site.weights
         if len(weights) != 1:
             return None

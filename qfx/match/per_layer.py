@@ -27,9 +27,9 @@ def compile_per_layer(matches: Sequence[Match], config: Config, here: Surroundin
 
 
 def capture_per_layer(gm: fx.GraphModule) -> None:
-    """Makes Dynamo use the captured graph only for the present tensors (by guards), for inputs
-    whose names are not relative to a module of the frame: when the graph runs, one could not say to
-    which layer such an input belongs."""
+    """Makes Dynamo use the captured graph only for the present tensors (by guards). This applies to
+    inputs whose names are not relative to a module of the frame: when the graph runs, it could not
+    be determined to which layer such an input belongs."""
     inputs = gm.graph.find_nodes(op="placeholder")
     tie_to_objects([source(n) for n in inputs if NAMED in n.meta and not n.meta[NAMED].root])
 

@@ -1,5 +1,5 @@
 """pack_weight, unpack_weight, weight_scale, cut_weight: a quantized weight as one tensor, as the
-matmul kernels read it. References and fakes.
+matmul kernels read it. This module contains their references and fake implementations.
 
 The layouts on the CPU are described in qfx/ops/int8_packing.py and qfx/ops/lowbit_packing.py. On
 CUDA a weight of 8 bits has no header, because it could not be read without waiting for the GPU.

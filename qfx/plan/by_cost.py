@@ -53,8 +53,7 @@ def by_cost(site: Site, config: Config, costs: Costs) -> Entry:
 
 
 def _unpriced(site: Site, config: Config, scheme: Scheme, why: str) -> Entry:
-    """Returns the decision for a GPU without measurements: int8 only if the configuration requests
-    it whatever it costs."""
+    """Returns the decision for a GPU without measurements: int8 only if `minimum_gain` is 0."""
     if config.minimum_gain == 0:
         return Entry(site, scheme, f"int8; {why}")
     remedy = "run python -m benchmarks.gpu, or set minimum_gain=0"

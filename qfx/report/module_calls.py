@@ -43,8 +43,8 @@ def measured_calls(
 ) -> list[ModuleCall]:
     """Runs the model by `run` and measures each call of the int8 `modules`, in the order of the
     calls. A module is compared with the one of the same name in `references`, or else with its own
-    dequantized weight, in float32 on the input that the int8 module gets. For the times, the float
-    side computes in the dtype of the output."""
+    dequantized weight, in float32 on the input that the int8 module gets. The times in float are
+    measured in the dtype of the output."""
     found: list[ModuleCall] = []
 
     def measure(name: str, module: Any, args: Any, kwargs: Any, output: Tensor) -> None:
