@@ -129,8 +129,8 @@ class Tuner(Generic[W, L, P]):
 
 
 def choose(question: Question[W, L, P], machine: Machine[W, L]) -> Choice[P]:
-    """Makes the choice that `question` describes and returns it. Times every trial that the tuner
-    requests with `machine`, which may be real or simulated."""
+    """Makes the choice that `question` describes and returns it. `machine`, which may be real or
+    simulated, times every trial that the tuner requests."""
     tuner = Tuner(question, machine)
     while tuner.trial is not None:
         tuner.took(machine.seconds(*tuner.trial))

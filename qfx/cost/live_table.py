@@ -91,9 +91,9 @@ class LiveTable(Times):
         return Table(grids, {name: self.numbers[name] for name in self.workload.extras})
 
     def cell(self, point: Point) -> CellTimes:
-        """Returns the seconds at one point of the axes. If a matmul of its sizes has more than
-        LARGEST multiply-adds, they are extrapolated: each further row takes as long as between the
-        two preceding M."""
+        """Returns the seconds at one point of the axes. The seconds of matmuls with more than
+        LARGEST multiply-adds are not measured but extrapolated, from the two largest M of the axis
+        that are measured for this K and N."""
         rows, *_ = self.workload.axes
         if self._is_timed(point):
             return self.known.cells[self._sizes(point)]

@@ -58,7 +58,7 @@ def pack_weight(
 
     `group`: elements of K whose products are summed separately, a multiple of 32, on CUDA of 64; 0
     for all. `bits`: 8; or 4 or 5, only in groups of 32, 64 or 128, whose scales and minimums are
-    values of bfloat16 or float16. The meaning of a code: (Q5), (Q14).
+    values of bfloat16 or float16. Equations (Q5) and (Q14) define the float that a code represents.
     """
     if bits != 8:
         return pack_lowbit(codes, scale, zero_point, minimum, bits, group)
