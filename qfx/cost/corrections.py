@@ -1,7 +1,8 @@
 """Corrections: the seconds that an int8 or float GEMM takes in addition to the times in its grid.
 
-They account for uneven sizes (those of the grid are even), for activations that are quantized
-differently from those of the grid, which are asymmetric, for rotation, and for training.
+The times in a grid are measured for even sizes and for activations that are quantized
+asymmetrically. Corrections account for uneven sizes, for activations that are quantized in other
+ways, for rotation, and for training.
 """
 
 from __future__ import annotations

@@ -102,9 +102,8 @@ def factors_noted(
 
 
 def tie_to_modules(here: Surroundings) -> None:
-    """Makes Dynamo use the graph being compiled only for the present modules of its frame, which is
-    the function that Dynamo compiles. This adds guards. They are needed because other modules have
-    other smoothing factors."""
+    """Adds guards by which Dynamo reuses the graph being compiled only for the present modules of
+    its frame, the function that Dynamo compiles: other modules have other smoothing factors."""
     tie_to_objects([local_source(name) for name in here.locals])
 
 

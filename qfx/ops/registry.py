@@ -1,5 +1,5 @@
-"""Registry: ties the parts of an operator together: C++ schema and kernels, reference, fake,
-gradient.
+"""Registry: ties the parts of an operator together: C++ schema and kernels, reference, fake
+implementation, gradient.
 
 `REFERENCES[name]` is the definition of `torch.ops.qfx.<name>` in plain torch. A test fails if an
 operator lacks one of its parts.

@@ -107,8 +107,8 @@ def _by_range(
 
 
 def tie_to_sizes(plan: Plan) -> None:
-    """Makes Dynamo use the captured graph only for sizes for which the decisions of the plan are
-    right (by guards)."""
+    """Adds guards by which Dynamo reuses the captured graph only for sizes for which the decisions
+    of the plan are right."""
     for entry in plan.entries:
         if entry.where is not None:
             assert isinstance(entry.match.m, torch.SymInt)
