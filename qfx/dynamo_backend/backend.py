@@ -157,8 +157,8 @@ def _inner_compiler(config: Config, options: dict[str, Any], mode: str | None) -
 
 def _below_autograd(compiled: Compiled) -> Compiled:
     """Returns the compiled graph as a function that skips autograd's kernels if no gradients are
-    recorded: those of qfx's operators are Python functions, which take longer than many an
-    operator."""
+    recorded: the autograd kernels of qfx's operators are Python functions, which take longer than
+    many of the operators."""
 
     def run(*arguments: Any) -> Any:
         if torch.is_grad_enabled():

@@ -1,5 +1,5 @@
-"""Determines which of its inputs a node may modify in place. If this is uncertain, the answer is
-that it may."""
+"""Determines which of its inputs a node may modify in place. An input counts as modified if this is
+uncertain."""
 
 from __future__ import annotations
 

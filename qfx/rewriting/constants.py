@@ -231,8 +231,8 @@ def _handed_down(gm: fx.GraphModule, make: Callable[[Constant, str], fx.Node]) -
 
 
 def drop_unused_inputs(gm: fx.GraphModule, added: NewInputs) -> Feed:
-    """Removes the inputs of the graph that no node reads any more, since only int8 matmuls did, and
-    returns the origin of each remaining input."""
+    """Removes the inputs of the graph that no node reads any more, which are weights that only int8
+    matmuls multiplied. Returns the origin of each remaining input."""
     slots = added.slots
     new = [*(slot.nodes.nodes for slot in slots), tuple(added.constants)]
     parts = {node: PackedPart(s, p) for s, nodes in enumerate(new) for p, node in enumerate(nodes)}

@@ -37,8 +37,9 @@ class WeightSource(NamedTuple):
 
 
 class PackedPart(NamedTuple):
-    """One tensor of a packed weight. `source`: the index of the weight in `Feed.sources`, or their
-    number for the constants. `part`: the index of the tensor among those of the weight."""
+    """One tensor of a packed weight, or a constant. `source`: the index of the weight in
+    `Feed.sources`, or the length of `Feed.sources` for a constant. `part`: the index of the tensor
+    among those of the weight, or among the constants."""
 
     source: int
     part: int
@@ -46,8 +47,9 @@ class PackedPart(NamedTuple):
 
 @dataclass(frozen=True)
 class Feed:
-    """The origin of each input of a rewritten graph: the position of an argument of the original
-    graph, or a PackedPart."""
+    """The inputs of a rewritten graph, each given by its origin: the position of an argument of the
+    original graph, or a PackedPart. `sources`: the origins of the packed weights. `constants`: the
+    vectors from recipes."""
 
     inputs: tuple[int | PackedPart, ...]
     sources: tuple[WeightSource, ...]
@@ -145,9 +147,9 @@ def with_packed_weights(
     `compiled`, for which it takes packed weights from the cache in place of float weights.
 
     All layers with equal graphs call the same function, each with its own weights, so it remembers
-    the packed tensors for the weights of each layer. It compares the whole content of weights with
-    the cache at the first call with them, and at a call that finds them written without PyTorch
-    noticing.
+    the packed tensors for the weights of each layer. It compares the whole content of the weights
+    with the cache at the first call with them, and after each write to them that PyTorch did not
+    count.
 
     `rewritten` is called with the positions of arguments that were packed at each of the last
     REWRITTEN calls; parameters are not among them. `offload_weight` is called with each weight that
@@ -223,8 +225,8 @@ def _packed(feed: Feed, arguments: Sequence[Any]) -> tuple[list[Sequence[Tensor]
 def _offloaded_any(
     feed: Feed, arguments: Sequence[Any], offload_weight: Callable[[Tensor], bool]
 ) -> bool:
-    """Calls `give_back` for each weight that the graph reads only in packed form; returns whether
-    memory was freed."""
+    """Calls `offload_weight` for each weight that the graph reads only in packed form; returns
+    whether memory was freed."""
     found = [offload_weight(arguments[i]) for i in feed.only_packed]
     trim()  # also at later calls, for memory that compiling has left
     return any(found)
