@@ -223,8 +223,8 @@ def keyed_sites(matches: Sequence[Match]) -> list[tuple[SiteKey, Site]]:
 
 class Recorder(fx.Interpreter):
     """An interpreter that runs a graph and observes the activations that matmuls with a weight
-    multiply. For each such activation it calls `saw` with all sites (matmuls) that multiply it, and
-    with the activation as a matrix [..., K]."""
+    multiply. For each such activation it calls `observed` with all sites (matmuls) that multiply
+    it, and with the activation as a matrix [..., K]."""
 
     def __init__(self, gm: fx.GraphModule, sites: Sequence[tuple[SiteKey, Site]]) -> None:
         super().__init__(gm)
@@ -246,10 +246,10 @@ class Recorder(fx.Interpreter):
             sites = self.first[n]
             x = apply(sites[0][1].x_view, self.env[sites[0][1].x])
             if x.numel() and x.is_floating_point():
-                self.saw(sites, x)
+                self.observed(sites, x)
         return super().run_node(n)
 
-    def saw(self, sites: list[tuple[SiteKey, Site]], x: Tensor) -> None:
+    def observed(self, sites: list[tuple[SiteKey, Site]], x: Tensor) -> None:
         raise NotImplementedError
 
     def weight(self, site: Site) -> Tensor:
@@ -266,7 +266,7 @@ class _Inputs(Recorder):
         super().__init__(gm, sites)
         self.session = session
 
-    def saw(self, sites: list[tuple[SiteKey, Site]], x: Tensor) -> None:
+    def observed(self, sites: list[tuple[SiteKey, Site]], x: Tensor) -> None:
         (key, first), *_ = sites
         if x.device.type != "cpu":
             raise ValueError(

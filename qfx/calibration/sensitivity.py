@@ -111,7 +111,7 @@ class _Prober(Recorder):
         found = super().get_attr(target, args, kwargs)
         return found.detach() if isinstance(found, nn.Parameter) else found
 
-    def saw(self, sites: list[tuple[SiteKey, Site]], x: Tensor) -> None:
+    def observed(self, sites: list[tuple[SiteKey, Site]], x: Tensor) -> None:
         x_mk = x.detach().reshape(-1, x.shape[-1])
         kept, count = self.gradients.draw(x_mk)
         none = torch.zeros(len(kept), len(kept), dtype=torch.float32, device="cpu")

@@ -130,7 +130,7 @@ class _Run(Recorder):
         x = apply(site.x_view, self.env[site.x])
         return x if x.numel() and x.is_floating_point() else None
 
-    def saw(self, sites: list[tuple[SiteKey, Site]], x: Tensor) -> None:
+    def observed(self, sites: list[tuple[SiteKey, Site]], x: Tensor) -> None:
         for key, site in sites:
             if key in self.errors:
                 self.added[site.node] = apply(site.y_view, self.errors[key].of(x))

@@ -75,7 +75,7 @@ class Request(NamedTuple):
         return whole and (known or bool(self.seen.all()))
 
 
-def zeros_mean_text(config: Any) -> frozenset[str]:
+def token_kind_arguments(config: Any) -> frozenset[str]:
     """Returns the names of arguments that state the kind of each token (text or image) and that can
     be ignored if all their elements are zero: every token is then text. Other models embed such
     numbers, zeros included, and add the embedding to that of the token, as GPT-2 does."""

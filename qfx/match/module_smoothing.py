@@ -30,7 +30,6 @@ from qfx.weights.smoothing.token_ids import has_part_taking_ids, token_ids_of
 Factor = tuple[float, ...]
 WhyNot = Callable[[Site, int | None], str]
 _NOTE = "qfx_factors"
-_IDS = (torch.int32, torch.int64)  # the dtypes that nn.Embedding takes
 
 
 @dataclass(frozen=True)
@@ -66,10 +65,8 @@ class GraphFactors:
 
 def note_factors(gm: fx.GraphModule, examples: Sequence[Any], here: Surroundings) -> bool:
     """Stores, in the metadata of the graph, the module that has the smoothing factors for its
-    matmuls. Returns False if there is no such module. A graph without integer inputs, such as the
-    graph of a single layer, has none, because token ids are integers."""
-    given = [e for e in examples if isinstance(e, Tensor)]
-    module = _taking_ids(here) if any(e.dtype in _IDS for e in given) else None
+    matmuls. Returns False if there is no such module."""
+    module = _taking_ids(here)
     if module is None:
         return False
     inputs = zip(gm.graph.find_nodes(op="placeholder"), examples, strict=True)
