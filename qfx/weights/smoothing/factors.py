@@ -37,8 +37,8 @@ class TokenModule(NamedTuple):
 
     `table`: the storage of the embedding in which the ids are looked up. `factors`: the factors of
     its weights; if there are none, `reason` says why. `weights`: the storages of its parameters.
-    `embeddings_reason`: the reason why a module around it may call it with embeddings instead of ids; '' if it is
-    called with ids.
+    `embeddings_reason`: the reason why a module around it may call it with embeddings instead of
+    ids; '' if it is called with ids.
     """
 
     name: str
