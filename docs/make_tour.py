@@ -26,7 +26,7 @@ from qfx.match.matching import match
 from qfx.match.site import Site
 from qfx.ops import REFERENCES
 from qfx.plan.policy import decide
-from qfx.weights.feed import Feed, PackedPart
+from qfx.weights.graph_inputs import GraphInputs, PackedPart
 
 TOUR = Path(__file__).with_name("tour.md")
 TEMPLATE = Path(__file__).with_name("tour.template.md")
@@ -107,22 +107,22 @@ def compiled() -> dict[str, str]:
     patched = mock.patch.object(dynamo_backend, "with_packed_weights", wraps=wraps)
     with patched as wrapper, torch.no_grad():
         torch.compile(Model(), backend=backend)(torch.randn(6, 64))
-    (forward, feed, _), _ = wrapper.call_args
+    (forward, graph_inputs, _), _ = wrapper.call_args
     inputs = [n.name for n in handed[0].graph.find_nodes(op="placeholder")]
     rewritten = forward.__self__
     names = [n.name for n in rewritten.graph.find_nodes(op="placeholder")]
-    origins = [origin(feed, place, inputs) for place in feed.inputs]
+    origins = [origin(graph_inputs, place, inputs) for place in graph_inputs.inputs]
     return {
         "dynamo": calls(handed[0]),
         "inductor": calls(rewritten),
-        "feed": tabulate(zip(names, origins, strict=True), ("input", "comes from")),
+        "graph_inputs": tabulate(zip(names, origins, strict=True), ("input", "comes from")),
     }
 
 
-def origin(feed: Feed, place: int | PackedPart, inputs: Sequence[str]) -> str:
+def origin(graph_inputs: GraphInputs, place: int | PackedPart, inputs: Sequence[str]) -> str:
     if isinstance(place, int):
         return inputs[place]
-    source = feed.sources[place.source]
+    source = graph_inputs.sources[place.source]
     return f"{source.packing.parts[place.part]} of {inputs[source.argument]}, {source.packing}"
 
 

@@ -1,9 +1,9 @@
 """The pipeline: the list of passes in the order in which they run, and a context with the arguments
-in which uses of the list differ.
+that differ from one use of the list to another.
 
-`torch.compile`, `qfx.rewrite`, `explain`, calibration and trials of recipes all run `PASSES`, some
-of them not to the end. A pass receives everything that it needs as arguments: none reads the Python
-stack, the environment or results of another call. Passes that edit the graph are marked.
+`torch.compile`, `qfx.rewrite`, `explain`, and calibration all run `PASSES`, some of them not to the
+end. A pass receives everything that it needs as arguments: none reads the Python stack, the
+environment or results of another call. Passes that edit the graph are marked.
 """
 
 from __future__ import annotations

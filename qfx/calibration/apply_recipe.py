@@ -16,8 +16,8 @@ from qfx.values.config import Config
 
 
 def quantized(model: Callable[..., Any], config: Config) -> Callable[..., Any]:
-    """Returns a function that runs `model` for inference, with the sites (matmuls) of
-    `config.recipe` in int8 and everything else in float."""
+    """Returns a function that runs `model` for inference: its matmuls as `config.recipe` says, and
+    everything else in float."""
     config = replace(config, smoothing=False)
     made: dict[Any, Callable[..., Any]] = {}
 

@@ -2,11 +2,13 @@
 that all together stay within a budget.
 
 Each candidate spends some of the budget (for example bytes), and the spending adds up over groups,
-so the choice is a knapsack problem. It is solved greedily: steps along the lower convex hull of
-each group are taken in the order of what they save for what they spend. The first step that does
-not fit ends the search. Because such a step may be a very expensive one, the search is repeated
-without the candidates that spend most, and the best choice that fits is returned. The choices that
-are tried do not depend on the budget, so a larger budget never gives a worse choice.
+so the choice is a knapsack problem. It is solved greedily. The candidates on the lower convex hull
+of a group, from the one that spends least to the best one, give steps: a step replaces a candidate
+by the next one. The steps of all groups are sorted by the ratio of what they save to what they
+spend, and taken from the largest ratio on. The first step that does not fit ends the search.
+Because such a step may be a very expensive one, the search is repeated without the candidates that
+spend most, and the best choice that fits is returned. The choices that are tried do not depend on
+the budget, so a larger budget never gives a worse choice.
 """
 
 from __future__ import annotations
@@ -82,15 +84,15 @@ def within(groups: Sequence[Group], budget: float, terms: Terms) -> Choice:
 
 
 def _steps(groups: Sequence[Group], limit: float, terms: Terms) -> list[_Upgrade]:
-    """Returns the steps of all groups between candidates that spend at most `limit`. Steps that
-    save most for what they spend come first."""
+    """Returns the steps of all groups between candidates that spend at most `limit`. Steps with the
+    largest ratio of `saved` to `spent` come first."""
     found = [s for i, group in enumerate(groups) for s in _hull(i, group, limit, terms)]
     return sorted(found, key=lambda step: step.worth, reverse=True)  # stable: keeps a group's order
 
 
 def _hull(index: int, group: Group, limit: float, terms: Terms) -> Iterator[_Upgrade]:
     """Yields a group's steps along its lower convex hull, from the candidate that spends least to
-    the best one. Each step saves less for what it spends than the step before."""
+    the best one. The ratio of `saved` to `spent` falls from step to step."""
     now, usable = (
         _thriftiest(group, terms),
         [i for i, c in enumerate(group) if terms.spent(c) <= limit],

@@ -99,9 +99,9 @@ def calibrate(
     whose error costs more get more bits.
 
     The choice is made in one of four ways. By default the result is the fastest choice, according
-    to the cost model, whose error, summed over matmuls as noise power relative to signal power, is
-    at most `max_sqnr_loss_db` dB above that of the most accurate choice. With
-    `metric(quantized_model) -> float`, where higher is better, it is the fastest choice whose
+    to the cost model, whose error is at most `max_sqnr_loss_db` dB above that of the most accurate
+    choice. The error of a choice is the sum over matmuls of noise power relative to signal power.
+    With `metric(quantized_model) -> float`, where higher is better, it is the fastest choice whose
     metric is at most `max_drop` below that of `model`; matmuls may then stay float.
 
     With `max_divergence` the result is a fast choice whose matmuls are predicted to change the
@@ -112,7 +112,7 @@ def calibrate(
     relative error, which is 1 - cosine. A function maps the model's output to the loss of each
     prediction; its labels should be the model's own. The default is "labels" if the output has an
     entry `logits`, else "direction". Gradients are taken on the last quarter of the batches, at
-    most 8, which the model runs again and which "gptq" then does not use. Parameters, their
+    most 8. The model runs these batches again, and "gptq" does not use them. Parameters, their
     gradients and their `requires_grad` stay unchanged.
 
     With `max_bits` the weights take at most `max_bits` bits per element on average, scales

@@ -131,7 +131,8 @@ class ActivationRecord:
 
 
 class CalibrationSite(NamedTuple):
-    """A site (one matmul of a graph) during calibration: its key, its names and its weight."""
+    """A matmul with a weight (a site) during calibration: its key, the names with which patterns
+    are compared, its weight, and the view that makes the weight [N, K]."""
 
     key: SiteKey
     names: tuple[str, ...]  # matched against patterns
@@ -158,8 +159,8 @@ class CalibrationSite(NamedTuple):
 
 @dataclass(frozen=True)
 class SharedInput:
-    """A group: the sites (matmuls) that multiply the same activation, and the dtype of this
-    activation."""
+    """A group: the matmuls with a weight (`readers`) that multiply the same activation, and the
+    dtype of this activation."""
 
     activation: ActivationRecord
     readers: tuple[CalibrationSite, ...]
@@ -173,7 +174,7 @@ class SharedInput:
 
 @dataclass
 class Session:
-    """The groups found in all graphs of a model, each by the key of its first site, and the
+    """The groups found in all graphs of a model, each by the key of its first matmul, and the
     observers of their inputs."""
 
     room: int = ROWS
@@ -182,8 +183,8 @@ class Session:
     observers: dict[SiteKey, list[tuple[Transform, Updated]]] | None = None  # of a further pass
 
     def run(self, gm: fx.GraphModule, prefixes: Mapping[str, str], arguments: Sequence[Any]) -> Any:
-        """Runs one call of a captured graph, and records the inputs of the sites that can be
-        int8."""
+        """Runs one call of a captured graph, and records the inputs of the matmuls with a weight
+        that can be int8."""
         matches = matches_of(gm, prefixes)
         self.names.update(name for m in matches for name in m.names)
         suited = [(key, site) for key, site in keyed_sites(matches) if not why_excluded(site)]
@@ -211,8 +212,8 @@ def matches_of(gm: fx.GraphModule, prefixes: Mapping[str, str]) -> Sequence[Matc
 
 
 def keyed_sites(matches: Sequence[Match]) -> list[tuple[SiteKey, Site]]:
-    """Returns the sites (matmuls) among `matches`, each with a key: its name and its number among
-    the sites of this name."""
+    """Returns the matmuls with a weight (sites) among `matches`, each with a key: its name, and its
+    index among the sites of the same name."""
     counts, found = Counter[str](), []
     for site in of_kind(matches, Site):
         found.append(((site.name, counts[site.name]), site))
@@ -221,8 +222,9 @@ def keyed_sites(matches: Sequence[Match]) -> list[tuple[SiteKey, Site]]:
 
 
 class Recorder(fx.Interpreter):
-    """An interpreter that runs a graph and passes each input of sites to `saw`, together with all
-    sites that multiply it."""
+    """An interpreter that runs a graph and observes the activations that matmuls with a weight
+    multiply. For each such activation it calls `observed` with all sites (matmuls) that multiply
+    it, and with the activation as a matrix [..., K]."""
 
     def __init__(self, gm: fx.GraphModule, sites: Sequence[tuple[SiteKey, Site]]) -> None:
         super().__init__(gm)
@@ -234,8 +236,8 @@ class Recorder(fx.Interpreter):
         self._keep({site.weight for _, site in sites})
 
     def _keep(self, weights: set[fx.Node]) -> None:
-        """Prevents the interpreter from freeing weights that sites use through a view before these
-        sites run."""
+        """Prevents the interpreter from freeing weights after their last direct use, which may be a
+        view: the recorder reads a weight when its matmul runs."""
         for node, read in self.user_to_last_uses.items():
             self.user_to_last_uses[node] = [n for n in read if n not in weights]
 
@@ -244,10 +246,10 @@ class Recorder(fx.Interpreter):
             sites = self.first[n]
             x = apply(sites[0][1].x_view, self.env[sites[0][1].x])
             if x.numel() and x.is_floating_point():
-                self.saw(sites, x)
+                self.observed(sites, x)
         return super().run_node(n)
 
-    def saw(self, sites: list[tuple[SiteKey, Site]], x: Tensor) -> None:
+    def observed(self, sites: list[tuple[SiteKey, Site]], x: Tensor) -> None:
         raise NotImplementedError
 
     def weight(self, site: Site) -> Tensor:
@@ -256,7 +258,7 @@ class Recorder(fx.Interpreter):
 
 
 class _Inputs(Recorder):
-    """A recorder that stores the inputs of sites in a session."""
+    """A recorder that stores the inputs of matmuls in a session."""
 
     def __init__(
         self, gm: fx.GraphModule, sites: Sequence[tuple[SiteKey, Site]], session: Session
@@ -264,7 +266,7 @@ class _Inputs(Recorder):
         super().__init__(gm, sites)
         self.session = session
 
-    def saw(self, sites: list[tuple[SiteKey, Site]], x: Tensor) -> None:
+    def observed(self, sites: list[tuple[SiteKey, Site]], x: Tensor) -> None:
         (key, first), *_ = sites
         if x.device.type != "cpu":
             raise ValueError(

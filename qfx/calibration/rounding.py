@@ -1,7 +1,7 @@
-"""Rounds the weights of int8 sites (matmuls) with GPTQ, according to the inputs that they receive.
+"""Rounds the weights of int8 matmuls with GPTQ, for the inputs that the matmuls receive.
 
-The second moments of all inputs would take as much memory as the model, so the model runs on the
-batches several times, each time for as many sites as fit.
+The second moments of all inputs would take as much memory as the model. Therefore the model runs on
+the batches several times, and each run collects the second moments of as many inputs as fit.
 """
 
 from __future__ import annotations
@@ -38,11 +38,15 @@ def rounded(
     observe: Callable[[str], object],
     memory: float,
 ) -> dict[SiteKey, Candidate]:
-    """Returns the chosen candidates with a rounded weight for each of their sites, or with the
-    reason why these are rounded to nearest.
+    """Returns the chosen candidates with weights that GPTQ has rounded. A candidate that GPTQ
+    cannot round is returned with the reason; its weights are rounded to nearest. Float candidates
+    are returned unchanged.
 
-    `observe` runs the batches. `memory`: bytes that second moments may take at once; those of one
-    activation are always allowed.
+    `groups`, `chosen`: the groups of matmuls and the candidate chosen for each, by the key of the
+    group. `method`: the name of the method, which the roundings record. `observer`: how static
+    ranges are found, for the errors of the candidates. `session`: collects the second moments.
+    `observe` runs all batches; its argument is the title of the progress bar. `memory`: the bytes
+    that the second moments of one run may take; those of a single group may take more.
     """
     result = {key: _with_rounding_reason(candidate) for key, candidate in chosen.items()}
     wanted = [key for key, candidate in result.items() if candidate.scheme and not candidate.reason]
@@ -66,8 +70,13 @@ def rounded_in_turn(
     observer: str,
     run: Callable[[Chosen, Callable[[SiteKey, ComparedMoments], Candidate]], None],
 ) -> dict[SiteKey, Candidate]:
-    """Returns the same as `rounded`, with weights rounded by equation (Q11). `run` calls its second
-    argument for one group after the other."""
+    """Rounds the weights of one group after the other by equation (Q11); returns the candidates
+    with the rounded weights, like `rounded`.
+
+    `run(chosen, round_group)` must call `round_group(key, moments)`, which rounds the weights of a
+    group and returns its candidate, for each int8 group in the order in which the groups run.
+    `qfx.calibration.sequential.sequential` does so.
+    """
     result = {key: _with_rounding_reason(candidate) for key, candidate in chosen.items()}
 
     def round_group(key: SiteKey, moments: ComparedMoments) -> Candidate:

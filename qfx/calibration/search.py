@@ -4,7 +4,8 @@ each), and their errors.
 The error of a matmul is the mean over the sampled rows of |y - y'|^2 / max(|y|^2, mean |y|^2),
 where y is its output without bias. Noise in rows of little power counts as it does in the others,
 and the few rows of huge power do not dominate. On SmolLM2, smoothing chosen by this error halves
-the divergence that remains after rotation; chosen by |y - y'|^2 / |y|^2 it reduces it by a third.
+the divergence that remains after rotation; smoothing chosen by |y - y'|^2 / |y|^2 reduces it by a
+third.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _SMALLEST = 1e-5  # magnitudes below this are not smoothed
 
 @dataclass(frozen=True)
 class Candidate:
-    """One way to quantize the sites (matmuls) of a group, its errors and its predicted time."""
+    """One way to quantize the matmuls of a group, its errors and its predicted time."""
 
     scheme: Scheme | None  # None: float
     transform: Transform
@@ -52,16 +53,17 @@ class Candidate:
 
     @property
     def divergence(self) -> float:
-        """The predicted change of the model's output, summed over the sites; infinite if
-        unknown."""
+        """The predicted change of the model's output, summed over the matmuls of the group;
+        infinite if unknown."""
         total = sum(self.divergences) if self.divergences else math.inf
         return total if total == total else math.inf
 
 
 @dataclass(frozen=True)
 class _Problem:
-    """The data on which the candidates of a group are compared: its weights (at most `WEIGHT_ROWS`
-    rows of each) and their float outputs `exact` for the input rows `x`."""
+    """The data by which the candidates of a group are compared. `x`: input rows. `weights`: the
+    float weight of each matmul, or `WEIGHT_ROWS` of its rows. `exact`: the float outputs for `x`
+    and these weights."""
 
     group: SharedInput
     x: Tensor
@@ -70,8 +72,8 @@ class _Problem:
 
     @classmethod
     def of(cls, group: SharedInput, per_row: bool, x: Tensor | None = None) -> _Problem:
-        """Returns the problem of a group. `per_row`: each row of a weight is quantized by itself,
-        so that a few rows can represent all. `x`: rows to use instead of the sampled ones."""
+        """Returns the data for a group. `per_row`: each row of a weight is quantized by itself, so
+        that a few rows can represent all. `x`: rows to use instead of the sampled ones."""
         weights = [reader.w_nk for reader in group.readers]
         if per_row:
             weights = [_some_rows(w) for w in weights]
@@ -83,13 +85,13 @@ class _Problem:
         return self.errors_of(Candidate(scheme, transform, (), 0.0), observer)
 
     def errors_of(self, candidate: Candidate, observer: str) -> tuple[float, ...]:
-        """Returns the error of each site for this candidate."""
+        """Returns the error of each matmul for this candidate."""
         noisy = self.noisy(candidate, observer)
         return tuple(map(relative_error, self.exact, noisy))
 
     def noisy(self, candidate: Candidate, observer: str) -> Iterator[Tensor]:
-        """Yields the int8 output of each site. Uses the candidate's rounded weights if it has some,
-        otherwise weights rounded to nearest."""
+        """Yields the int8 output of each matmul. Uses the candidate's rounded weights if it has
+        some, otherwise weights rounded to nearest."""
         scheme, transform, activation = candidate.scheme, candidate.transform, self.group.activation
         assert scheme is not None
         x_hat = transform.of(self.x)
@@ -112,7 +114,7 @@ def _some_rows(w_nk: Tensor) -> Tensor:
 
 @without_autocast
 def errors_of(group: SharedInput, candidate: Candidate, observer: str) -> tuple[float, ...]:
-    """Returns the error of each site of the group, with the candidate's rounded weights."""
+    """Returns the error of each matmul of the group, with the candidate's rounded weights."""
     assert candidate.scheme is not None
     per_row = candidate.scheme.w.axes == PER_ROW
     return _Problem.of(group, per_row).errors_of(candidate, observer)
@@ -123,8 +125,8 @@ def costs_of_errors(
     group: SharedInput, candidates: Sequence[Candidate], observer: str, calls: Sequence[SampledCall]
 ) -> Tensor:
     """Returns sum_tu (d_t d_u) price_tu over rows t and u of these calls, float64 [candidates,
-    sites], where d_t is the error in a site's output at row t, equation (D1). The result is 0 for
-    float candidates."""
+    matmuls], where d_t is the error in a matmul's output at row t, equation (D1). The result is 0
+    for float candidates."""
     shape = (len(candidates), len(group.readers))
     result = torch.zeros(shape, dtype=torch.float64, device="cpu")
     int8 = [(i, c) for i, c in enumerate(candidates) if c.scheme]
@@ -276,7 +278,7 @@ def rounded_activation(x: Tensor, spec: QSpec, observer: str, seen: Tensor) -> T
 def _times(
     group: SharedInput, scheme: Scheme, cost: CostModel, outliers: int = 0
 ) -> tuple[float, float]:
-    """Returns the predicted seconds of all sites of the group together, in float and in int8."""
+    """Returns the predicted seconds of all matmuls of the group together, in float and in int8."""
     m, shapes = max(group.m, 1), [reader.w_nk.shape for reader in group.readers]
     works = [Work.linear(m, k, n, group.dtype, scheme, outliers) for n, k in shapes]
     each = [cost.estimate(work) for work in works]

@@ -24,9 +24,10 @@ ROWS = 256  # of a call; all of its M rows if it has no more
 
 
 class SampledCall(NamedTuple):
-    """Rows x [R, K] of the input that sites share, and for each site `price` [R, R]: mean_j g_tj
-    g_uj of rows t and u of the gradient g of its output, times the number of pairs of rows that
-    each pair represents. The price is NaN if gradients were turned off."""
+    """One call of the matmuls that share an input. `x` [R, K]: the sampled rows of the input.
+    `price` [R, R], for each matmul: mean_j g_tj g_uj for rows t and u of the gradient g of its
+    output, times the number of pairs of rows that each pair represents. The price is NaN if
+    gradients were turned off."""
 
     x: Tensor
     price: Mapping[SiteKey, Tensor]
@@ -35,7 +36,7 @@ class SampledCall(NamedTuple):
 @dataclass
 class Gradients:
     """Collects the gradients of one batch. `random` draws the rows. `calls`: the sampled calls of
-    each activation, by the key of the first site that multiplies it."""
+    each activation, by the key of the first matmul that multiplies it."""
 
     random: torch.Generator
     calls: dict[SiteKey, list[SampledCall]] = field(default_factory=dict)
@@ -72,7 +73,8 @@ class Gradients:
 
 
 class _Probe(NamedTuple):
-    """Receives the gradient of one site's output, of the shape `shape`, and stores its price."""
+    """Receives the gradient of the output of one matmul, of the shape `shape`, and stores its
+    price."""
 
     site: Site
     shape: tuple[int, ...]
@@ -95,8 +97,8 @@ def _pairs(total: int, kept: int) -> Tensor:
 
 
 class _Prober(Recorder):
-    """A recorder that adds a zero to each site's output: the gradient of the zero is the gradient
-    of the output."""
+    """A recorder that adds a zero to the output of each matmul with a weight: the gradient of the
+    zero is the gradient of the output."""
 
     def __init__(
         self, gm: fx.GraphModule, sites: Sequence[tuple[SiteKey, Site]], gradients: Gradients
@@ -109,7 +111,7 @@ class _Prober(Recorder):
         found = super().get_attr(target, args, kwargs)
         return found.detach() if isinstance(found, nn.Parameter) else found
 
-    def saw(self, sites: list[tuple[SiteKey, Site]], x: Tensor) -> None:
+    def observed(self, sites: list[tuple[SiteKey, Site]], x: Tensor) -> None:
         x_mk = x.detach().reshape(-1, x.shape[-1])
         kept, count = self.gradients.draw(x_mk)
         none = torch.zeros(len(kept), len(kept), dtype=torch.float32, device="cpu")

@@ -78,7 +78,7 @@ def _captured(model: Callable[..., Any], batch: Any) -> Captured:
 
 
 class _Error:
-    """Computes the change of a site's output when the site runs in int8."""
+    """Computes how much the output of a matmul changes if the matmul runs in int8."""
 
     def __init__(self, group: SharedInput, candidate: Candidate, i: int, observer: str) -> None:
         self.group, self.candidate, self.i, self.observer = group, candidate, i, observer
@@ -104,8 +104,8 @@ class _Error:
 
 
 class _Run(Recorder):
-    """Runs a captured graph part by part; adds their int8 error to the outputs of the sites in
-    `errors`."""
+    """Runs a captured graph part by part. Adds the int8 error of each matmul in `errors` to the
+    output of that matmul."""
 
     def __init__(self, captured: Captured, errors: Mapping[SiteKey, _Error]) -> None:
         gm, prefixes, arguments = captured
@@ -130,7 +130,7 @@ class _Run(Recorder):
         x = apply(site.x_view, self.env[site.x])
         return x if x.numel() and x.is_floating_point() else None
 
-    def saw(self, sites: list[tuple[SiteKey, Site]], x: Tensor) -> None:
+    def observed(self, sites: list[tuple[SiteKey, Site]], x: Tensor) -> None:
         for key, site in sites:
             if key in self.errors:
                 self.added[site.node] = apply(site.y_view, self.errors[key].of(x))

@@ -1,9 +1,11 @@
 """Autotuning: chooses the fastest of several settings of parameters by timing them in rounds.
 
 This module does not depend on clocks, kernels or programs. A `Tuner` says what to time next,
-receives the seconds, and stores the choice; `choose` does this to the end. Words: a load is a piece
-of work to be timed, a way is one manner of running loads, a trial is one way with one load, and an
-answer is a setting of the parameters, which says in which way each load then runs.
+receives the seconds, and stores the choice; `choose` does this to the end.
+
+Terms: a question is a choice between several settings of parameters, and an answer is one of these
+settings. A load is a piece of work that is timed. A way is one manner of running loads; an answer
+states for each load the way in which it runs. A trial is one load, run in one way and timed.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ L_in = TypeVar("L_in", contravariant=True)
 
 
 class Round(NamedTuple):
-    """A round of trials: only the `answers` fastest answers take part, and each trial runs
+    """One round of trials. Only the `answers` fastest answers take part. Each trial is run
     `samples` times."""
 
     answers: int
@@ -33,9 +35,9 @@ class Round(NamedTuple):
 
 @dataclass(frozen=True)
 class Schedule:
-    """The rules by which trials are run. `cost` reduces the seconds of a trial's samples to one
-    number. `close`: answers whose times differ by a smaller fraction are considered equally fast.
-    `enough`: no further round runs once the spread of two rounds is at most this. `together`:
+    """The rules by which trials are run. `cost` reduces the seconds of all runs of a trial to one
+    number. `close`: answers count as equally fast if their times differ by a smaller fraction than
+    this. `enough`: no further round runs once the spread of two rounds is at most this. `together`:
     several threads run, and each needs a core."""
 
     rounds: tuple[Round, ...]
@@ -47,8 +49,8 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Answer(Generic[P]):
-    """A setting to choose from: the parameters that it sets, and for each load the index of the way
-    in which the load then runs."""
+    """A setting of parameters to choose from. `ways`: for each load, the index of the way in which
+    the load runs with this setting."""
 
     parameters: P
     ways: tuple[int, ...]
@@ -56,8 +58,9 @@ class Answer(Generic[P]):
 
 @dataclass(frozen=True)
 class Question(Generic[W, L, P]):
-    """A choice between `answers`, to be made by timing `loads`. The first answer is the current
-    setting, which stays unless another is clearly faster."""
+    """A choice between several settings of parameters, the `answers`, that is made by timing
+    `loads`. The first answer is the current setting. It stays unless another one is clearly
+    faster."""
 
     loads: Sequence[L]
     ways: Sequence[W]
@@ -67,8 +70,9 @@ class Question(Generic[W, L, P]):
 
 @dataclass(frozen=True)
 class Choice(Generic[P]):
-    """The parameters to set, and the spread, a measure of doubt: by which fraction the fastest
-    answer of one round was slower in another round than the fastest answer there."""
+    """The parameters that were chosen. `spread`: a measure of doubt, as a fraction: how much slower
+    the fastest answer of one round was in another round than the fastest answer of that other
+    round."""
 
     parameters: P
     spread: float
@@ -103,8 +107,8 @@ class Always:
 
 
 class Tuner(Generic[W, L, P]):
-    """Answers one question. `trial`: the way and the load to time next; None once there is a
-    `choice`."""
+    """Makes one choice between settings of parameters. `trial`: the way and the load to time next;
+    None once the choice is made. `choice`: the result, None until then."""
 
     def __init__(self, question: Question[W, L, P], conditions: Conditions) -> None:
         self.trial: tuple[W, L] | None = None
@@ -125,9 +129,8 @@ class Tuner(Generic[W, L, P]):
 
 
 def choose(question: Question[W, L, P], machine: Machine[W, L]) -> Choice[P]:
-    """Lets `machine` (real or simulated) time what a tuner asks for, until the tuner has chosen
-    one of the answers of `question`; returns the choice. A question is a choice between several
-    settings of parameters, and a trial is one timed run."""
+    """Makes the choice that `question` describes and returns it. `machine`, which may be real or
+    simulated, times every trial that the tuner requests."""
     tuner = Tuner(question, machine)
     while tuner.trial is not None:
         tuner.took(machine.seconds(*tuner.trial))
@@ -141,9 +144,9 @@ Times = Mapping[tuple[int, int], list[float]]  # seconds, by the indices of load
 def _trials(
     question: Question[W, L, P], conditions: Conditions
 ) -> Generator[tuple[W, L], float | None, Choice[P]]:
-    """Yields the trials of the rounds, receives their seconds, and returns the choice. Ends if
-    there is no more time, or if the fastest answers of two rounds agree: each is about as fast in
-    the other round as anything there."""
+    """Yields the trials of the rounds, receives their seconds, and returns the choice. Ends early
+    if there is no more time, or if two rounds agree: the fastest answer of each is about as fast as
+    any answer in the other round."""
     schedule, left, spread = question.schedule, [*range(len(question.answers))], UNKNOWN
     rounds: list[Times] = []
     for most, samples in schedule.rounds:
@@ -202,8 +205,9 @@ def _fastest(question: Question[W, L, P], left: Sequence[int], rounds: Sequence[
 
 
 def _regret(question: Question[W, L, P], left: Sequence[int], a: Times, b: Times) -> float:
-    """Returns a measure of how far two rounds disagree: by which fraction the fastest answer of
-    each round is slower in the other round than the fastest answer there, the larger of the two."""
+    """Returns a measure of how far two rounds disagree, as a fraction: how much slower the fastest
+    answer of one round is in the other round than the fastest answer there. Computed for both
+    rounds; the larger fraction is returned."""
     in_a, in_b = (_cost_in(question, [times]) for times in (a, b))
     of_a, of_b = min(left, key=in_a), min(left, key=in_b)
     return math.expm1(max(in_b(of_a) - in_b(of_b), in_a(of_b) - in_a(of_a)))

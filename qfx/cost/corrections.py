@@ -1,7 +1,8 @@
 """Corrections: the seconds that an int8 or float GEMM takes in addition to the times in its grid.
 
-They account for uneven sizes (those of the grid are even), for activations that are quantized
-differently from those of the grid, which are asymmetric, for rotation, and for training.
+The times in a grid are measured for even sizes and for activations that are quantized
+asymmetrically. Corrections account for uneven sizes, for activations that are quantized in other
+ways, for rotation, and for training.
 """
 
 from __future__ import annotations
@@ -99,8 +100,8 @@ def uneven(dtype: torch.dtype, m: int = 256, k: int = 2 * VECTOR, n: int = PANEL
 
 
 def more(call: Pass, less: Pass, dtype: torch.dtype) -> list[float]:
-    """Measures by how many seconds, per row and per element, `call` is slower than `less`, from
-    narrow rows and wide ones."""
+    """Measures by how many seconds, per row and per element, `call` is slower than `less`, by
+    timing both with narrow and with wide rows."""
     narrow, wide = (_row_s(call, less, dtype, *size) for size in (NARROW, WIDE))
     element = max(wide - narrow, 0.0) / (WIDE[1] - NARROW[1])
     return [max(narrow - NARROW[1] * element, 0.0), element]

@@ -4,8 +4,8 @@ A table, one for each dtype, holds seconds of the GPU's own work, without launch
 matmuls in int8 and in float, and of passes, which quantize activations.
 
 The prediction of an int8 linear is the sum of its matmul and its pass, as if no other linear shared
-the pass and no preceding norm were fused with it. The estimate is thus pessimistic: a linear rather
-stays float than becomes slower.
+the pass and no preceding norm were fused with it. The estimate is thus pessimistic: qfx leaves a
+linear in float rather than make it slower.
 """
 
 from __future__ import annotations

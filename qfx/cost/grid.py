@@ -53,8 +53,8 @@ class Interpolated:
         them together."""
 
     def within(self, *sizes: int) -> tuple[int, ...]:
-        """Returns the sizes, each raised to the smallest of its axis, because a kernel's vectors
-        are not shorter."""
+        """Returns the sizes; a size below the first point of its axis becomes that point, because a
+        kernel's vectors are not shorter."""
         return tuple(max(size, p[0]) for p, size in zip(self.axes, sizes, strict=True))
 
     @property
@@ -155,19 +155,19 @@ def nested(raw: Any, sizes: Sequence[int], leaf: Callable[[Any], Any]) -> Any:
 
 
 def seconds(raw: Any, least: float = 0.0, most: float = LONGEST) -> float:
-    """Returns a number from `least` to `most`. Raises ValueError for anything else, including
-    NaN."""
+    """Returns the seconds `raw`, a number from `least` to `most`. Raises ValueError for anything
+    else, including NaN."""
     if type(raw) not in (int, float) or not least <= raw <= most:
         raise ValueError(f"a table holds {str(raw)[:40]}, which is not from {least} to {most}")
     return float(raw)
 
 
 def positive(raw: Any) -> float:
-    """Returns seconds above 0. Raises ValueError for anything else."""
+    """Returns the seconds `raw`, a number above 0. Raises ValueError for anything else."""
     return seconds(raw, least=2.0**-1022)
 
 
 def count(raw: Any) -> float:
-    """Returns a number of columns or matrices, from 0 to 1e9. Raises ValueError for anything
-    else."""
+    """Returns the number of columns or matrices `raw`, from 0 to 1e9. Raises ValueError for
+    anything else."""
     return seconds(raw, most=1e9)

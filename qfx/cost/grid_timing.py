@@ -56,9 +56,9 @@ def _room(dtype: torch.dtype) -> torch.Tensor:
 
 
 def _in_turn(count: int, dtype: torch.dtype) -> torch.Tensor:
-    """Returns memory [matrices, count] for several weights. If they are used in turn, they come
-    from where a model's weights come from: from memory if they are large, from a cache if all of a
-    model's weights fit into it."""
+    """Returns memory [matrices, count] for several weights. Weights that are used in turn are read
+    from the same place as a model's weights: from memory if they are large, from a cache if all
+    weights of a model fit into it."""
     room = _room(dtype)
     matrices = min(max(room.numel() // max(count, 1), 1), MATRICES)
     if matrices * count > room.numel():

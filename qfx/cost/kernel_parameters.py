@@ -16,7 +16,7 @@ from qfx.cost.questions import CLOSE, QUESTIONS, Format, Load, Parameters, Tunin
 @dataclass(frozen=True)
 class KernelParameters:
     """The chosen parameters. `formats`: the parameters of each operand format. `spreads`: for each
-    format, the largest fraction by which the fastest choice of one round was slower in another."""
+    format, the largest `spread` of its choices (`qfx.cost.autotune.Choice`)."""
 
     formats: Mapping[str, Parameters]
     spreads: Mapping[str, float]

@@ -68,7 +68,8 @@ class Kernels:
 
 
 def kernels() -> Kernels:
-    """Returns the operand formats of the instruction set in use, with the parameters in use.
+    """Returns the operand formats of the instruction set in use, each with the parameters that its
+    kernels use now.
 
         print(qfx.kernels())
 

@@ -1,8 +1,9 @@
 """LiveTable: the cost table of one kind of work, whose cells are measured when they are first read.
 
 A prediction reads the points of the grids around a size. Points that no process on this machine has
-measured are timed then, while `SPENDING.left`, and stored on disk. A point whose two times were far
-apart is timed again by later processes, TRIES times in all, and the least times are stored.
+measured are timed then, as long as `SPENDING.left` is true, and stored on disk. A point whose two
+times were far apart is timed again by later processes, TRIES times in all, and the least times are
+stored.
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ class Unmeasured(Exception):
 
 
 class CellTimes(NamedTuple):
-    """The seconds of a cell (one M, K and N) in float and in int8. Each was timed twice; `spread`:
-    by which fraction the longer time exceeded the other. `tries`: how many processes have measured
-    the cell."""
+    """The seconds of a cell (one M, K and N) in float and in int8. Each was timed twice. `spread`:
+    the fraction by which the longer of the two times exceeded the shorter one. `tries`: how many
+    processes have measured the cell."""
 
     float_s: float
     int8_s: float
@@ -90,9 +91,9 @@ class LiveTable(Times):
         return Table(grids, {name: self.numbers[name] for name in self.workload.extras})
 
     def cell(self, point: Point) -> CellTimes:
-        """Returns the seconds at one point of the axes. If a matmul of its sizes has more than
-        LARGEST multiply-adds, they are extrapolated: each further row takes as long as between the
-        two preceding M."""
+        """Returns the seconds at one point of the axes. The seconds of matmuls with more than
+        LARGEST multiply-adds are not measured but extrapolated, from the two largest M of the axis
+        that are measured for this K and N."""
         rows, *_ = self.workload.axes
         if self._is_timed(point):
             return self.known.cells[self._sizes(point)]

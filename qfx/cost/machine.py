@@ -35,7 +35,7 @@ class MachineCost:
         self.tables, self.defaults = tables or table, defaults
 
     def lacks(self, kind: str, dtype: torch.dtype, scheme: Scheme | None) -> str | None:
-        """Returns None: whatever is missing will be measured."""
+        """Returns None, because missing times are measured."""
         return None
 
     def estimate(self, work: Work) -> Estimate:

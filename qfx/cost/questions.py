@@ -1,8 +1,8 @@
-"""Questions for autotuning: which parameters of the formats of an instruction set are chosen, and
-by which matmuls (loads).
+"""The questions of autotuning: the choices between settings of parameters for the kernels of an
+instruction set, and the matmuls (loads) that are timed for each choice.
 
-Except for the question about threads, half of the loads have weights that come from memory, and
-half have weights in the second-level cache: a hint that gains on the former may lose on the latter.
+Except in `serial_steps`, half of the loads have weights that come from memory, and half have
+weights in the second-level cache: a hint that gains on the former may lose on the latter.
 """
 
 from __future__ import annotations
@@ -69,8 +69,9 @@ class Format(NamedTuple):
 
 
 def hint(format: Format, tunings: Tunings, threads: int) -> AnyQuestion | None:
-    """Asks into which caches weights are fetched, and how early. The hint nta is not tried if the
-    format is for several rows, where it acts like t0."""
+    """Returns the question of `hint` and `ahead`: into which caches weights are prefetched, and how
+    many bytes ahead of their use. Returns None for a format without `few_rows`. The hint nta is not
+    tried if the format is for several rows, where it acts like t0."""
     rows, no_hint = ([4], "nta") if format.below else ([1], "")
     tried = [way for way in tried_for(KERNELS) if way.hint != no_hint]
     options: list[Parameters] = [{"hint": way.hint, "ahead": way.ahead} for way in tried]
@@ -78,14 +79,16 @@ def hint(format: Format, tunings: Tunings, threads: int) -> AnyQuestion | None:
 
 
 def streams(format: Format, tunings: Tunings, threads: int) -> AnyQuestion | None:
-    """Returns the question how many panels are read side by side."""
+    """Returns the question of `streams`: how many panels are read side by side. Returns None for a
+    format whose `pair_rows` are fewer than 4."""
     options: list[Parameters] = [{"streams": count} for count in STREAMS]
     rows = (4, format.pair_rows) if format.below else (2, 4)
     return _alternatives(format, tunings, options, rows) if format.pair_rows >= 4 else None
 
 
 def stream_rows(format: Format, tunings: Tunings, threads: int) -> AnyQuestion | None:
-    """Returns the question up to how many rows the weights are streamed."""
+    """Returns the question of `stream_rows`: up to how many rows the weights are streamed (read
+    once from memory). Returns None for a format without `few_rows`."""
     rows = [m for m in FEW if m <= 2 * format.few_rows and m != 3]
     now = tunings[format.name]
     ways = [_alone(format.name, {**now, "stream_rows": most}) for most in (64, 0)]
@@ -94,7 +97,8 @@ def stream_rows(format: Format, tunings: Tunings, threads: int) -> AnyQuestion |
 
 
 def minimum_rows(format: Format, tunings: Tunings, threads: int) -> AnyQuestion | None:
-    """Asks from which number of rows on the format is used, instead of the one for fewer rows."""
+    """Returns the question of `minimum_rows`: from how many rows on the format is used instead of
+    the one for fewer rows. Returns None if there is no format for fewer rows."""
     if not format.below:
         return None
     ways = [_alone(name, tunings[name]) for name in (format.below, format.name)]
@@ -104,8 +108,8 @@ def minimum_rows(format: Format, tunings: Tunings, threads: int) -> AnyQuestion 
 
 
 def serial_steps(format: Format, tunings: Tunings, threads: int) -> AnyQuestion | None:
-    """Asks from how many multiply-accumulates on other threads are woken, if they help at all.
-    Returns None if there is one thread."""
+    """Returns the question of `serial_steps`: from how many multiply-accumulates on a matmul wakes
+    other threads, if they help at all. Returns None if there is one thread."""
     if threads == 1:
         return None
     now = tunings[format.name]
@@ -139,8 +143,8 @@ def _loads(rows: Sequence[int]) -> list[Load]:
 def _alternatives(
     format: Format, tunings: Tunings, options: Sequence[Parameters], rows: Sequence[int]
 ) -> AnyQuestion:
-    """Returns the question which of several `options` of parameters is best. Each is timed on all
-    loads."""
+    """Returns the question which of the `options` is best. Each option sets some parameters, and is
+    timed on all loads."""
     now, loads = tunings[format.name], _loads(rows)
     others = [option for option in options if {**now, **option} != now]
     ways = [_alone(format.name, {**now, **option}) for option in ({}, *others)]
@@ -156,9 +160,9 @@ def _cut(
     ways: Sequence[Way],
     second: Callable[[Load, int], bool],
 ) -> AnyQuestion:
-    """Returns the question which of `values` is best for the parameter `name`, a threshold: loads
-    for which `second(load, value)` is true run in the second of the two `ways`, others in the
-    first."""
+    """Returns the question which of the `values` is best for the parameter `name`, a threshold.
+    Loads for which `second(load, value)` is true run in the second of the two `ways`, the others in
+    the first."""
 
     def ways_for(value: int) -> tuple[int, ...]:
         return tuple(int(second(load, value)) for load in loads)

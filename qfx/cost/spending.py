@@ -2,7 +2,8 @@
 used.
 
 A first compilation should not wait for tables. So cells of cost tables are measured when a decision
-needs them, and only while `SPENDING.left`; after that `qfx/cost/default_tables.py` is used.
+needs them, and only as long as `SPENDING.left` is true; after that `qfx/cost/default_tables.py` is
+used.
 """
 
 from __future__ import annotations

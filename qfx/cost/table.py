@@ -32,8 +32,8 @@ class Times:
 
 @dataclass(frozen=True)
 class Table(Times):
-    """Measured grids of seconds, and numbers beside them. `spread`: by which fraction the longer of
-    a cell's two times exceeded the other one, a quantile over the cells."""
+    """Measured grids of seconds, and numbers beside them. Each cell was timed twice. `spread`: the
+    fraction by which the longer time exceeded the shorter one, as a quantile over the cells."""
 
     grids: Mapping[str, Grid]
     numbers: Mapping[str, tuple[float, ...]]

@@ -38,8 +38,8 @@ from qfx.plan.plan import Plan
 from qfx.rewriting.constants import NewInputs, as_placeholders, drop_unused_inputs
 from qfx.values.config import Config, parse_options
 from qfx.weights.cache import CACHE
-from qfx.weights.feed import example_inputs as fed_examples
-from qfx.weights.feed import with_packed_weights
+from qfx.weights.graph_inputs import example_inputs as graph_examples
+from qfx.weights.graph_inputs import with_packed_weights
 
 log = logging.getLogger(__name__)
 Compiled = Callable[..., Any]
@@ -78,13 +78,13 @@ def qfx(
     _record(plan, copy)
     if not added:
         return inner(copy, example_inputs)
-    feed = drop_unused_inputs(copy, added)
+    graph_inputs = drop_unused_inputs(copy, added)
     below = config.inner == "inductor" and not _switches_gradients(copy)
-    compiled = inner(copy, fed_examples(feed, example_inputs))
+    compiled = inner(copy, graph_examples(graph_inputs, example_inputs))
     compiled = _below_autograd(compiled) if below else compiled
     offload_weight = _offloading() if config.release_weights else None
     return with_packed_weights(
-        compiled, feed, reporter(gm, here.code), offload_weight=offload_weight
+        compiled, graph_inputs, reporter(gm, here.code), offload_weight=offload_weight
     )
 
 
@@ -157,8 +157,8 @@ def _inner_compiler(config: Config, options: dict[str, Any], mode: str | None) -
 
 def _below_autograd(compiled: Compiled) -> Compiled:
     """Returns the compiled graph as a function that skips autograd's kernels if no gradients are
-    recorded: those of qfx's operators are Python functions, which take longer than many an
-    operator."""
+    recorded: the autograd kernels of qfx's operators are Python functions, which take longer than
+    many of the operators."""
 
     def run(*arguments: Any) -> Any:
         if torch.is_grad_enabled():

@@ -28,7 +28,7 @@ from qfx.match.naming import name_nodes
 from qfx.match.per_layer import capture_per_layer
 from qfx.pipeline import Context, run_passes
 from qfx.rewriting.constants import NewInputs, as_placeholders, drop_unused_inputs
-from qfx.weights.feed import with_packed_weights
+from qfx.weights.graph_inputs import with_packed_weights
 from qfx.weights.model_restore import restore_later
 
 Watcher = Callable[[fx.GraphModule, Mapping[str, str], Sequence[Any]], Any]
@@ -127,5 +127,5 @@ def rewritten(gm: fx.GraphModule, context: Context) -> Callable[..., Any]:
     run_passes(copy, replace(context, provide=partial(as_placeholders, added=added)))
     if not added:
         return copy.forward
-    feed = drop_unused_inputs(copy, added)  # before `forward` is read: it recompiles
-    return with_packed_weights(copy.forward, feed)
+    graph_inputs = drop_unused_inputs(copy, added)  # before `forward` is read: it recompiles
+    return with_packed_weights(copy.forward, graph_inputs)

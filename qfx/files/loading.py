@@ -63,9 +63,10 @@ def load(
 
     Also reads models of other tools, and keeps their integers and scales (docs/importing.md): a
     GGUF file, a folder of compressed-tensors, a safetensors file or state dict of torchao. Two
-    arguments are for these alone. `x`: how activations are quantized, None for not at all.
-    `requantize`: a Config whose `scheme`, `skip` and `only` say how to quantize to int8 the linears
-    whose format in the file no linear of qfx can hold.
+    arguments apply only to these. `x`: how activations are quantized, None for not at all.
+    `requantize`: a Config with `scheme`, `skip` and `only`, for linears that the file stores in a
+    format that no linear of qfx can hold. Such linears are dequantized and then quantized as the
+    Config says.
 
     Everything is checked before anything of `skeleton` changes: sizes and SHA-256 of files, names,
     shapes and dtypes of tensors, and that codes, scales and schemes belong together. If another

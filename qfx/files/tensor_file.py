@@ -52,8 +52,8 @@ class TensorEntry(NamedTuple):
 
 
 class TensorIndex(NamedTuple):
-    """The table of a file: its tensors in the order of their bytes, which follow `head` bytes of
-    header."""
+    """The table of a file. `entries`: its tensors by name, in the order of their bytes. `head`: the
+    number of bytes of the header, which precede those of the tensors."""
 
     path: Path
     entries: Mapping[str, TensorEntry]
@@ -144,9 +144,10 @@ def tensors_of(
 ) -> Iterator[tuple[str, Tensor]]:
     """Yields names and tensors of an open file, in its order, each with its own memory.
 
-    `passing`: returns whether the tensor of a name is only needed for a short time; its pages are
-    then freed with it. `on_bytes`: called with all bytes of the file, to compute its digest. Raises
-    UserError if the file has become shorter, or if a byte of a bool tensor is neither 0 nor 1.
+    `passing(name)`: whether this tensor is needed only for a short time. Such a tensor gets memory
+    pages of its own, which are freed with it. `on_bytes`: called with all bytes of the file, to
+    compute its digest. Raises UserError if the file has become shorter, or if a byte of a bool
+    tensor is neither 0 nor 1.
     """
     file.seek(0)
     on_bytes(file.read(table.head))

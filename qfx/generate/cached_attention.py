@@ -28,9 +28,9 @@ _here = threading.local()  # layers and masks of the step that this thread captu
 
 @contextmanager
 def stepping(layers: list[Any], masks: dict[str, Tensor]) -> Iterator[None]:
-    """Inside the `with` block, attention modules that run in this thread read the cache of the
-    layer `layers[layer_idx]`, and modules that compute a mask get one of `masks`, bool [B, 1, T,
-    L], instead."""
+    """Makes modules that run in this thread inside the `with` block use this cache and these masks.
+    Attention modules read the cache of the layer `layers[layer_idx]`. Modules that would compute a
+    mask get one of `masks`, bool [B, 1, T, L]."""
     _here.layers, _here.masks = layers, masks
     try:
         yield

@@ -108,9 +108,9 @@ def compile_for_generate(
 def _written_layers(
     model: Any, forward: Callable[..., Any], layout: CacheLayout, bits: tuple[int, int]
 ) -> list[KVLayer]:
-    """Returns the layers of a cache into which the model has written one token, from which the
-    number of heads and features of each layer are known. Raises ValueError if the model does not
-    write them."""
+    """Returns the layers of a cache into which the model has written one token. They show the
+    numbers of heads and features of each layer. Raises ValueError if the model does not write to
+    the cache."""
     cache = Cache(layers=[KVLayer(layout.length, *bits) for _ in layout.layers])  # type: ignore[arg-type]
     with torch.no_grad():
         token = torch.zeros(1, 1, dtype=torch.int64, device=model.device)

@@ -218,8 +218,8 @@ def positions_of(config: Any, side: str) -> int | None:
 
 
 def masks_source(model: Any) -> bool:
-    """Whether the model takes a mask with one element for each position of the encoder's output. A
-    model of audio or of another input than tokens does not."""
+    """Whether the model takes a mask with one element for each position of the encoder's output.
+    Models whose input is not tokens, such as sound, take none."""
     names = inspect.signature(type(model).forward).parameters
     of_decoder = inspect.signature(model.get_decoder().forward).parameters
     takes = "attention_mask" in names and "encoder_attention_mask" in of_decoder

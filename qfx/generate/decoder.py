@@ -132,7 +132,7 @@ class Decoder:
         """Generates greedily; returns up to `new` tokens [batch, N] that follow `tokens`.
 
         A sequence ends with `eos` and is padded with it until all have ended. Raises ValueError for
-        `new` below 1, and for tokens for which `read` raises it.
+        `new` below 1, and the errors of `read`.
         """
         if new < 1:
             raise UserError(f"new={new}: expected at least 1")

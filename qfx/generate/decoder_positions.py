@@ -100,7 +100,7 @@ def _is_first(node: Any, positions: fx.Node) -> bool:
 
 @contextmanager
 def measured(distances: Tensor) -> Iterator[None]:
-    """Inside the `with` block, biases of attention that this thread computes are those for
+    """Makes attention that this thread computes inside the `with` block use the learned biases for
     `distances`, int64 [T, L] from `Distances.of`."""
     _here.distances = distances
     try:

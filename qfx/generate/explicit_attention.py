@@ -87,8 +87,8 @@ class _Writing:
 
     def mask(self, node: fx.Node) -> None:
         """Replaces the float32 mask of `node`, a scaled_dot_product_attention, if the graph
-        computes it from a bool input: by that input, or by the sum with other terms, computed once
-        for all layers."""
+        computes this mask from a bool input. The replacement is the bool input, or its sum with the
+        other terms of the mask, which is computed once for all layers."""
         mask = node.args[3] if len(node.args) > 3 else None
         if not isinstance(mask, fx.Node) or value(mask).dtype != torch.float32:
             return

@@ -37,7 +37,8 @@ class Places:
 
     def slots(self, places: Tensor) -> list[Tensor]:
         """Returns the slots in which the tokens at `places`, int64 [B, T], are stored: one tensor
-        of that shape for each number of slots that layers have. -1 means neither place nor slot."""
+        of that shape for each number of slots that layers have. A token without a place (-1) has no
+        slot (-1)."""
         return [slots.of(places) for slots in self._slots.values()]
 
     def masks(self, places: Tensor, hidden: Tensor | None = None) -> list[Tensor]:
@@ -79,8 +80,9 @@ class _Slots:
         return places if self._size == self._length else self._of[places]
 
     def in_slots(self, what: Tensor, places: Tensor) -> Tensor:
-        """Gathers `what`, bool [B, L] with a value for each place, for the places whose tokens the
-        slots hold after the tokens at `places` were written: bool [B, slots]."""
+        """Returns for each slot, bool [B, slots], the element of `what` that belongs to the token
+        in the slot, after the tokens at `places` were written. `what`: bool [B, L], one element for
+        each place."""
         if self._size == self._length:
             return what
         last = places.amax(1, keepdim=True).clamp(min=0)

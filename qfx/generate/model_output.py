@@ -8,7 +8,8 @@ from transformers.modeling_outputs import BaseModelOutput, CausalLMOutputWithPas
 
 
 class EncoderOutput(BaseModelOutput):
-    """The output of an encoder. Fields that only some models return, and read, are None."""
+    """The output of an encoder. Some models read fields that their encoders return and this class
+    lacks: these are None."""
 
     attention_mask = router_logits = None
 

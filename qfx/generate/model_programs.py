@@ -74,7 +74,8 @@ class ModelPrograms:
     ) -> Runner | None:
         """Returns the program of `sizes`, built if necessary; None if the model can have none.
 
-        `inputs`: the inputs of a step that precede the tensors of the cache, `bound`.
+        `inputs`: the inputs of a step except the tensors of the cache. `bound`: the tensors of the
+        cache, which follow them.
         """
         key = (*sizes, torch.get_default_dtype())
         found = self.runners.get(key)

@@ -82,8 +82,9 @@ def why_none(model: Any) -> str | None:
 
 
 def is_capped(model: Any) -> bool:
-    """Whether the model attends as `cached_attention.py` does: by the attention functions of
-    transformers, with a softcap of scores, for which these have no sdpa."""
+    """Whether the model calls the attention functions of transformers and has a softcap of scores,
+    so that `cached_attention.py` replaces its attention. The sdpa function of transformers has no
+    softcap."""
     text = model.config.get_text_config(decoder=True)
     capped = getattr(text, "attn_logit_softcapping", None) is not None
     return capped and bool(getattr(model, "_supports_attention_backend", False))

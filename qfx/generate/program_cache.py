@@ -40,8 +40,8 @@ def read_or_build(
 ) -> Runner:
     """Returns the program for these inputs, read from disk, or built by `make` and stored there.
 
-    `steps`, `others`: see `key_of`. `vectors`: float32 copies of parameters and buffers, which
-    programs also use.
+    `steps`, `inputs`, `others`: the arguments of `key_of`. `vectors`: float32 copies of parameters
+    and buffers, which programs also use.
     """
     return PROGRAMS.get(
         _ProgramEntry(lambda: key_of(model, steps, inputs, **others), make, vectors)
@@ -49,8 +49,8 @@ def read_or_build(
 
 
 class _ProgramEntry:
-    """A program that is cached on disk. `tensors`: the tensors that a file refers to by name, which
-    are the model's and the vectors; set when the key is computed."""
+    """A program that is cached on disk. `tensors`: the tensors that a file refers to by name: those
+    of the model, and the vectors. They are set when the key is computed."""
 
     def __init__(
         self,

@@ -33,12 +33,13 @@ _TENSORS = (Tensor, nn.Parameter, nn.Buffer)
 def key_of(
     model: nn.Module, steps: Any, inputs: tuple[Tensor, ...], **others: Any
 ) -> tuple[str, dict[str, Tensor]]:
-    """Returns the key, and the model's parameters and buffers by the names that programs use for
-    them.
+    """Returns the key of a program, which is a digest of everything that the program depends on,
+    and the model's parameters and buffers by the names that programs use for them. The key does not
+    cover the values of weights.
 
     `steps`: the object that replaces the model's forward. `inputs`: the inputs of a step; their
-    sizes and dtypes are part of the key. Raises NoFingerprint, with the reason, if a value that the
-    program may depend on has no fingerprint.
+    sizes and dtypes are part of the key. `others`: further values that are part of the key. Raises
+    NoFingerprint, with the reason, if a value that the program may depend on has no fingerprint.
     """
     tensors = _named_tensors(model)
     total = hashlib.sha256()

@@ -75,10 +75,10 @@ class Request(NamedTuple):
         return whole and (known or bool(self.seen.all()))
 
 
-def zeros_mean_text(config: Any) -> frozenset[str]:
-    """Returns the names of arguments that state the kind of each token and, if all are zero, have
-    no effect on text. In other models zeros may matter: GPT-2 adds an embedding of such a number to
-    the embedding of the token."""
+def token_kind_arguments(config: Any) -> frozenset[str]:
+    """Returns the names of arguments that state the kind of each token (text or image) and that can
+    be ignored if all their elements are zero: every token is then text. Other models embed such
+    numbers, zeros included, and add the embedding to that of the token, as GPT-2 does."""
     of_gemma3 = {"token_type_ids"} if config.model_type == "gemma3" else set()
     return frozenset({"mm_token_type_ids"} | of_gemma3)
 

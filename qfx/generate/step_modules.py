@@ -89,7 +89,7 @@ def equal_factors(model: nn.Module) -> dict[str, str]:
 
 def share_factors(twin: nn.Module, same: Mapping[str, str]) -> None:
     """Makes linears of `twin` with equal smoothing factors share one tensor. `same`: the result of
-    `equal_factors`. `twin`: a copy of the model whose dictionaries of buffers are not those of the
-    user's model."""
+    `equal_factors`. `twin`: a copy of the model with its own dictionaries of buffers, so that the
+    user's model is not changed."""
     for name, other in same.items():
         twin.get_submodule(name)._buffers["factor"] = twin.get_submodule(other)._buffers["factor"]

@@ -33,7 +33,7 @@ from qfx.generate.request import (
     hold_codes,
     is_empty,
     request_of,
-    zeros_mean_text,
+    token_kind_arguments,
 )
 from qfx.generate.rotary import axes_of_positions, constant_up_to
 from qfx.hf.kv_layer import KVLayer
@@ -78,7 +78,7 @@ class Steps(OwnForward):
         names = self.__signature__.parameters
         self.keeps, self.positioned = "logits_to_keep" in names, "position_ids" in names
         self.axes = axes_of_positions(model.config)
-        self.of_text = zeros_mean_text(model.config)
+        self.of_text = token_kind_arguments(model.config)
         self.named: set[str] = set()  # arguments that a warning was logged for
         self._forget()
 

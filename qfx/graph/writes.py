@@ -1,5 +1,5 @@
-"""Determines which of its inputs a node may modify in place. If this is uncertain, the answer is
-that it may."""
+"""Determines which of its inputs a node may modify in place. An input counts as modified if this is
+uncertain."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def _written_by_schema(node: fx.Node, of: Any) -> list[fx.Node]:
     return found
 
 
-def transformed(graph: fx.Graph) -> set[fx.Node]:
+def nodes_in_transforms(graph: fx.Graph) -> set[fx.Node]:
     """Returns the nodes inside a `torch.func` transform: jvp, vmap, grad."""
     depth, inside = 0, set()
     for node in graph.nodes:

@@ -86,8 +86,8 @@ class KVLayer(CacheLayerMixin):
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
         """Writes key_states and value_states [B, heads, T, D] after the tokens seen so far. Returns
-        the keys and values of all columns as floats. For columns of padding, which are not stored
-        and which masks hide, these are the values of some other column. Raises ValueError beyond
+        the keys and values of all columns as floats. Columns of padding are not stored, and masks
+        hide them: for them the values of some other column are returned. Raises ValueError beyond
         `capacity`."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)

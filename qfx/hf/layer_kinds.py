@@ -41,8 +41,8 @@ def window_of(config: Any, kind: str) -> int | None:
 
 
 def windows(config: Any) -> dict[str, int | None]:
-    """Returns the window of each kind of layers. Raises ValueError for a kind whose mask is not
-    known."""
+    """Returns, for each kind of layers, the number of keys that a query sees, or None if it sees
+    all. Raises ValueError for a kind whose mask is not known."""
     text = config.get_text_config(decoder=True)
     if getattr(text, "attention_chunk_size", None) is not None:
         raise ValueError(f"{text.model_type} attends in chunks, for which no mask is known")
@@ -59,8 +59,8 @@ def made_layer(
     kind: str, window: int | None, capacity: int | None, bits: tuple[int, int]
 ) -> KVLayer:
     """Creates a layer of a cache with room for `capacity` tokens of each sequence, or one that
-    grows if `capacity` is None. With a `window` it is a ring of slots, if that is smaller. `bits`:
-    the bits of keys and of values."""
+    grows if `capacity` is None. With a `window` the layer is a ring of slots, unless the ring would
+    be at least as large as `capacity`. `bits`: the bits of keys and of values."""
     if window is None or (capacity is not None and ring_slots(window) >= capacity):
         return KVLayer(capacity, *bits)
     ring = LocalKVLayer if kind == _LOCAL else SlidingKVLayer

@@ -76,8 +76,9 @@ def _read_inputs_where_they_are(operators: Sequence[Any]) -> None:
 
 
 def _takes_addcdiv_apart() -> bool:
-    """Whether Inductor decomposes addcdiv, by which quantization divides, as in PyTorch 2.11: on a
-    GPU it then rounds these divisions to nearest only if an option says so."""
+    """Whether Inductor decomposes addcdiv, as in PyTorch 2.11. Quantization uses addcdiv for its
+    divisions. On a GPU the divisions of a decomposed addcdiv are rounded to nearest only if an
+    option says so."""
     from torch._inductor.decomposition import select_decomp_table
 
     return torch.ops.aten.addcdiv.default in select_decomp_table()

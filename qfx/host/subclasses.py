@@ -59,8 +59,9 @@ def become(tensor: Tensor, other: Tensor) -> bool:
 
 
 def as_made_of(tensor: Tensor) -> AbstractContextManager[Any]:
-    """Returns a context in which aliases of `tensor` can be created. In inference mode this is
-    otherwise impossible for a tensor that was created outside of it and counts its writes."""
+    """Returns a context in which aliases of `tensor` can be created. It leaves inference mode if
+    the tensor was created outside of inference mode: PyTorch could not create aliases of such a
+    tensor inside."""
     apart = torch.is_inference_mode_enabled() and not tensor.is_inference()
     return torch.inference_mode(False) if apart else nullcontext()
 

@@ -34,8 +34,8 @@ def codes_name(recipe: Path, data: bytes) -> str:
 
 
 def is_codes_name(name: Any) -> bool:
-    """Whether a recipe may contain this name of its file of codes. A name that leads out of the
-    recipe's folder is not allowed."""
+    """Whether `name` is a valid name of a file of codes, as the JSON of a recipe may contain it. A
+    name that leads out of the recipe's folder is not."""
     return isinstance(name, str) and _CODES.fullmatch(name) is not None
 
 
@@ -69,7 +69,8 @@ def read_codes(path: Path) -> dict[str, Tensor]:
 
 
 def has_codes(recipe: Path) -> bool:
-    """Whether the folder contains a file with a name that this recipe's file of codes may have."""
+    """Whether a file of codes of this recipe, or of an earlier recipe at its path, exists, judging
+    by names."""
     return bool(_files(recipe))
 
 

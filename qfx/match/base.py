@@ -24,9 +24,9 @@ FLOAT = "float"  # the token of matmuls that run in float
 @dataclass(frozen=True, kw_only=True)
 class Match:
     """A node of a graph that contains a matmul. The sizes M, K and N are None if the graph does not
-    determine them. `batch`: the number of matmuls; None for a linear. `token`: the scheme that the
-    node has whatever is decided, or `float`. `gemm`: whether `token` makes it one matmul of int8
-    matrices, whose kernel is chosen by M."""
+    determine them. `batch`: the number of matmuls; None for a linear. `token`: the scheme in which
+    the node runs already, because it calls an int8 operator; otherwise `float`. `gemm`: whether the
+    node runs already as one matmul of int8 matrices, for which the kernel is chosen by M."""
 
     node: fx.Node  # the matmul
     path: str  # of the calling module

@@ -20,7 +20,7 @@ from qfx.graph.calls import calls
 from qfx.graph.capture import is_constant, module_path, parameter_name, roots, value
 from qfx.graph.faults import at
 from qfx.graph.views import T, View, apply, constant_behind, then
-from qfx.graph.writes import transformed, without_gradients, written_roots
+from qfx.graph.writes import nodes_in_transforms, without_gradients, written_roots
 from qfx.host.operators import HigherOrderOperator, OpOverload, OpOverloadPacket
 from qfx.host.tensors import is_fake
 from qfx.match.base import Match, Unmatched
@@ -52,7 +52,7 @@ def match(gm: fx.GraphModule, prefixes: Mapping[str, str] | None = None) -> tupl
 def _matches(gm: fx.GraphModule, prefixes: Mapping[str, str]) -> tuple[Match, ...]:
     editable = {call.node: call.bodies for call in calls(gm)}
     written = written_roots(gm.graph)
-    inside_transform = transformed(gm.graph)
+    inside_transform = nodes_in_transforms(gm.graph)
     found: list[Match] = []
     seen: set[int] = set()  # bodies that several calls share
     for node in gm.graph.nodes:

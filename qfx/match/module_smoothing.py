@@ -1,8 +1,8 @@
 """Smoothing factors for the matmuls of a captured graph, as they are computed for the module to
 which the graph belongs.
 
-Factors are looked up by weight, so the note that `note_factors` stores with a graph keeps no tensor
-alive.
+Factors are looked up by weight, so the metadata that `note_factors` stores with a graph keeps no
+tensor alive.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ from qfx.weights.smoothing.token_ids import has_part_taking_ids, token_ids_of
 Factor = tuple[float, ...]
 WhyNot = Callable[[Site, int | None], str]
 _NOTE = "qfx_factors"
-_IDS = (torch.int32, torch.int64)  # the dtypes that nn.Embedding takes
 
 
 @dataclass(frozen=True)
@@ -45,8 +44,8 @@ class GraphFactors:
 
     def of(self, site: Site, parts: Iterable[TokenModule], why_not: WhyNot) -> Factor | str | None:
         """Returns the factors [K] by which x is multiplied and w divided, or the reason why they
-        are not used, or None if nothing is known about the weight. `why_not`: returns why the input
-        of a matmul is not computed from the ids of a table, '' if it is."""
+        are not used, or None if nothing is known about the weight. `why_not`: a function like the
+        result of `why_not_from_ids`."""
         weights = site.weights
         if len(weights) != 1:
             return None
@@ -65,11 +64,9 @@ class GraphFactors:
 
 
 def note_factors(gm: fx.GraphModule, examples: Sequence[Any], here: Surroundings) -> bool:
-    """Stores with the graph the module that has the smoothing factors for its matmuls; returns
-    whether there is such a module. There is none for a graph without integer inputs, such as a
-    layer's, because token ids are integers."""
-    given = [e for e in examples if isinstance(e, Tensor)]
-    module = _taking_ids(here) if any(e.dtype in _IDS for e in given) else None
+    """Stores, in the metadata of the graph, the module that has the smoothing factors for its
+    matmuls. Returns False if there is no such module."""
+    module = _taking_ids(here)
     if module is None:
         return False
     inputs = zip(gm.graph.find_nodes(op="placeholder"), examples, strict=True)
@@ -80,8 +77,9 @@ def note_factors(gm: fx.GraphModule, examples: Sequence[Any], here: Surroundings
 
 
 def note_own_factors(gm: fx.GraphModule) -> None:
-    """Stores with a graph that holds its own weights, such as the argument of `qfx.rewrite`, that
-    the graph itself is the module that has the smoothing factors."""
+    """Stores, in the metadata of the graph, that the graph itself is the module that has the
+    smoothing factors. This applies to a graph that holds its own weights, such as the argument of
+    `qfx.rewrite`."""
     if token_ids_of(gm) is not None:
         gm.meta[_NOTE] = GraphFactors(weakref.ref(gm), {}, own=True)
 
@@ -89,8 +87,9 @@ def note_own_factors(gm: fx.GraphModule) -> None:
 def factors_noted(
     gm: fx.GraphModule, matches: Sequence[Match]
 ) -> Callable[[Site], Factor | str | None]:
-    """Returns the function from which `decide` gets the smoothing factors of a matmul. The first
-    call runs the model, unless nothing has changed since its last run."""
+    """Returns the function by which `decide` gets the smoothing factors of a matmul, from the
+    module that `note_factors` or `note_own_factors` stored. The first call of the function runs
+    this module, unless nothing has changed since its last run."""
     noted = gm.meta.get(_NOTE)
     if not isinstance(noted, GraphFactors):
         return lambda site: None
@@ -100,8 +99,8 @@ def factors_noted(
 
 
 def tie_to_modules(here: Surroundings) -> None:
-    """Makes Dynamo use the graph being compiled only for the present modules of its frame, the
-    function that Dynamo compiles (by guards): other modules have other smoothing factors."""
+    """Adds guards by which Dynamo reuses the graph being compiled only for the present modules of
+    its frame, the function that Dynamo compiles: other modules have other smoothing factors."""
     tie_to_objects([local_source(name) for name in here.locals])
 
 

@@ -44,8 +44,8 @@ def _note(node: fx.Node, source: Named | None, registered: Sequence[Named] | Non
 
 
 def _registered(here: Surroundings, wanted: Collection[str]) -> dict[int | None, list[Named]]:
-    """Returns, for the id of each module, parameter and buffer, its names relative to the frame's
-    modules and then those in the model."""
+    """Returns, for the id of each module, parameter and buffer, its names: first the names relative
+    to the frame's modules, then the names in the model."""
     found: dict[int | None, list[Named]] = {}
     for root, module in [*here.named.items(), *(("", m) for m in here.roots(wanted))]:
         for path, part in chain(

@@ -20,16 +20,16 @@ from qfx.values.config import Config
 
 
 def compile_per_layer(matches: Sequence[Match], config: Config, here: Surroundings) -> None:
-    """Makes Dynamo use the captured graph only for the modules and weights on which the decisions
-    of `config` depend (by guards)."""
+    """Adds guards by which Dynamo reuses the captured graph only for the present modules and
+    weights, as far as the decisions of `config` depend on them."""
     if config.skip or config.only or config.by_name:
         tie_to_objects((*_modules(matches, config, here), *_weights(matches, config, here)))
 
 
 def capture_per_layer(gm: fx.GraphModule) -> None:
-    """Makes Dynamo use the captured graph only for the present tensors (by guards), for inputs
-    whose names are not relative to a module of the frame: when the graph runs, one could not say to
-    which layer such an input belongs."""
+    """Adds guards by which Dynamo reuses the captured graph only for the present tensors. This
+    applies to inputs whose names are not relative to a module of the frame: when the graph runs, it
+    could not be determined to which layer such an input belongs."""
     inputs = gm.graph.find_nodes(op="placeholder")
     tie_to_objects([source(n) for n in inputs if NAMED in n.meta and not n.meta[NAMED].root])
 

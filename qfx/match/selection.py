@@ -44,9 +44,9 @@ def decides_on_weight(config: Config, site: Site, others: Iterable[str]) -> bool
 
 
 def why_apart(config: Config, site: Site) -> str | None:
-    """Returns why a matmul stays float that several layers share, because they call the same
-    subgraph with different weights: the configuration decides differently on these weights. Returns
-    None if it decides alike."""
+    """Checks a matmul that several layers share, because they call the same subgraph with different
+    weights. Returns why it stays float if the configuration decides differently on these weights,
+    otherwise None."""
     numbers = {s.name: _numbers(s) for s in config.recipe.sites} if config.recipe else {}
     left = left_out(config, site.names)
     by_pattern = (o for o in site.others if left_out(config, (o, o.rpartition(".")[0])) != left)

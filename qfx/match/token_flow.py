@@ -46,8 +46,9 @@ _NOTHING = Origin()
 def why_not_from_ids(
     gm: fx.GraphModule, matches: Sequence[Match], storages: Mapping[str, int | None]
 ) -> Callable[[Site, int | None], str]:
-    """Returns a function of a matmul and the storage of an embedding, which returns why the input
-    of the matmul is not computed only from ids that are looked up in this embedding; '' if it is.
+    """Returns a function of a matmul and of the storage of an embedding. This function returns ''
+    if the input of the matmul is computed only from ids that are looked up in this embedding,
+    otherwise the reason why not.
 
     `storages`: the storages of the graph's inputs, by name.
     """

@@ -159,8 +159,8 @@ class BinaryLinear(TrainedState):
 
     @torch.no_grad()
     def observe(self, x: Tensor) -> None:
-        """Sets the scale of activations to mean|x|, which has the least square error for x [...,
-        K]."""
+        """Fits the scale of activations to x [..., K]. The scale becomes mean|x + shift|, which has
+        the least square error."""
         size = shifted(x, self.shift).float().abs().mean()
         self.x_log_scale.copy_(size.clamp_min(2.0**-126).log().reshape(1))
 

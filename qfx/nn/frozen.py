@@ -35,9 +35,10 @@ torch.fx.wrap("output_dtype")  # needed in every module that calls it
 
 
 class Frozen(NamedTuple):
-    """The tensors of a `qfx.nn.Linear`: the packed weight, and what its input is quantized with.
-    `factor` and `shift`: float32 [K]. `x_scale` and `x_zero_point`: [1]. None: the scheme has no
-    such tensor."""
+    """The tensors of a `qfx.nn.Linear`: the packed weight, and the tensors that define how its
+    input is quantized. `shift` float32 [K] is added to the input. `factor` float32 [K] multiplies
+    the input. `x_scale` and `x_zero_point` [1] are static. A tensor that the linear does not need
+    is None."""
 
     packed: Tensor
     factor: Tensor | None = None
@@ -137,8 +138,9 @@ def linear(x: Tensor, bias: Tensor | None, frozen: Frozen, how: Prepared) -> Ten
 
 
 def _without_gradient(steps: Sequence[LoweringStep], values: dict[str, Any]) -> Tensor:
-    """Runs the steps and returns y, without the autograd kernels of the operators. Those are Python
-    functions that take as long as the sums of a small linear, and there is nothing to record."""
+    """Runs the steps and returns y, without the autograd kernels of the operators. These kernels
+    are Python functions that take as long as the sums of a small linear, and there is nothing to
+    record."""
     if torch.compiler.is_compiling() or in_forward_mode():
         return run(steps, values)["y"]  # type: ignore[no-any-return]
     with below_autograd():

@@ -24,7 +24,8 @@ PARTS = (KEY, *TENSORS)
 
 
 class FrozenState(NamedTuple):
-    """A scheme, and those of the TENSORS that it needs. Both were checked by `taken_from`."""
+    """A scheme, and the tensors that it needs, by their names in TENSORS. Both were checked by
+    `taken_from`."""
 
     scheme: Scheme
     tensors: Mapping[str, Tensor]

@@ -56,7 +56,9 @@ def transfer_hooks(linear: nn.Module, module: nn.Module) -> None:
 def obstacles(linear: nn.Module, names: Collection[str]) -> Iterator[str]:
     """Yields the reasons why no module can replace `linear`, and what to do about them.
 
-    `names`: the attributes of the new module, which attributes of `linear` must not hide.
+    `names`: the names of the new module's attributes. A user may have added an attribute of such a
+    name to `linear`. This is one of the reasons, because the added attribute would hide that of the
+    new module.
     """
     yield from computed_weights(linear)
     yield from _own_methods(linear)

@@ -1,5 +1,5 @@
 """Says why linears of a quantized model are float: by the reasons that were noted when the model
-was quantized or, for a model that was loaded, by a new look at the linears."""
+was quantized or, for a model that was loaded, by inspecting the linears again."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ class Memory:
     `frozen`: the tensors; `names`: the fields of `frozen` that are not None; `earlier`: the codes
     from before the last writes, which are restored if a write is undone (Q13).
     `has_scales_of_whole`: whether this is a part of the columns of a larger weight and still has
-    the scales of that weight, which is so until it is written.
+    the scales of that weight. A write to the part gives it scales of its own.
     """
 
     def __init__(self, frozen: Frozen, has_scales_of_whole: bool = False) -> None:

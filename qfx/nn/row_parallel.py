@@ -55,8 +55,8 @@ def row_parallel(
 
     `reduce_dtype`: the dtype of the sums that the ranks send each other. The default is int32,
     which is exact, if the weight has one scale for each row and every rank has the scales of the
-    whole weight. It is float32 otherwise: with groups, after a part was written, and in graphs that
-    are traced.
+    whole weight. The default is float32 for a weight with groups, for a weight of which a rank has
+    overwritten its part (the part then has scales of its own), and in graphs that are traced.
     """
     placed = _placements(x, weight, bias)
     if placed is None:

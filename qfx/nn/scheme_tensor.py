@@ -129,8 +129,9 @@ def fields_of(scheme: Scheme) -> dict[str, Any]:
 
 
 def scheme_of(fields: Mapping[str, Any], name: str) -> Scheme:
-    """Returns the `Scheme` with these values of FIELDS. Raises ValueError, with `name` in the
-    message, if they are not a valid scheme."""
+    """Returns the `Scheme` that `fields` describes. `fields`: the values of a scheme tensor, by the
+    names in FIELDS. Raises ValueError, whose message begins with `name`, if the values are not a
+    valid scheme."""
     try:
         x, w = (_spec(fields, operand) for operand in ("x", "w"))
         if w is None:

@@ -1,5 +1,5 @@
-"""Counts the bytes of a model's weights that are quantized, and that are float, by class of
-module."""
+"""Counts the bytes of a model's weights: the quantized weights in all, and the float weights by
+class of module."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ _LOOKUPS = (nn.Embedding, nn.EmbeddingBag)
 
 @dataclass(frozen=True)
 class WeightBytes:
-    """The bytes that the weights of a model take in float: of those that are quantized, and of
-    those that stay float. A storage that tensors share is counted once.
+    """The bytes that the weights of a model take in float, counted separately for weights that are
+    quantized and for weights that stay float. A storage that tensors share is counted once.
 
     `quantized`: the bytes that the quantized weights of matmuls took in float. `floating`: the
     bytes that stay float, by class of module. `multiplying`: the part of `floating` that belongs to
@@ -72,9 +72,11 @@ class WeightBytes:
 
 
 def weight_bytes(model: nn.Module, int8: Collection[str] = ()) -> WeightBytes:
-    """Counts the weights of `model`, without those of modules that have no shape yet.
+    """Counts the bytes of the weights of `model`. Modules that have no shape yet (lazy modules) are
+    left out.
 
-    `int8`: names of float parameters that a compiled graph quantizes.
+    `int8`: the names of float parameters that count as quantized, because a compiled graph
+    quantizes them.
     """
     tensors: dict[object, tuple[str, int, bool]] = {}
     chosen: set[object] = set()

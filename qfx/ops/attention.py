@@ -1,4 +1,5 @@
-"""int8_attention: softmax(q k^T) v with both matmuls in int8. Reference, fake, gradient.
+"""int8_attention: softmax(q k^T) v with both matmuls in int8. This module contains the reference,
+the fake implementation and the gradient.
 
 See docs/numerics.md (A1) to (A6).
 """

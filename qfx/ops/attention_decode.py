@@ -1,5 +1,6 @@
-"""attention_decode, attention_append: float attention of one query or a few. Reference, fake,
-gradient.
+"""attention_decode computes float attention of one query or a few. attention_append first appends
+the new keys and values to the earlier ones. This module contains their references, fake
+implementations and gradients.
 
 See docs/numerics.md (A7) to (A9).
 """

@@ -1,4 +1,5 @@
-"""binary_pack, binary_mm, binary_linear: the matmul of 1-bit operands. Reference, fake, gradient.
+"""binary_pack, binary_mm, binary_linear: the matmul of 1-bit operands. This module contains their
+references, fake implementations and gradients.
 
 Layout K32N32, version 2, one flat int8 tensor:
 

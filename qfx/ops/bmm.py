@@ -1,5 +1,6 @@
 """int8_bmm, int8_bmm_dynamic: batched matmuls of two activations, such as those of attention, in
-int8. Reference, fake, gradient. See docs/numerics.md (G2)."""
+int8. This module contains their references, fake implementations and gradients. See
+docs/numerics.md (G2)."""
 
 from __future__ import annotations
 

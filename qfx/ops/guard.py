@@ -1,5 +1,6 @@
 """linear_guarded: a linear that runs those rows of x in float whose error in int8 may be too large.
-Reference, fake, gradient; and the error bound (B5)."""
+This module contains the reference, the fake implementation, the gradient and the error bound
+(B5)."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Helpers of the attention operators: which heads of queries meet which keys, and which keys a row
-sees."""
+"""Helpers of the attention operators: which heads of queries share the heads of keys and values,
+and which keys a row sees."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""kv_attention: attention of a few queries to a cache in int8 or int4. Reference, fake, gradient.
+"""kv_attention: attention of a few queries to a cache in int8 or int4. This module contains the
+reference, the fake implementation and the gradient.
 
 See docs/numerics.md (K3) to (K5).
 """

@@ -1,4 +1,5 @@
-"""kv_copy_blocks, and the blocks of 16 tokens of which a cache consists. Reference, fake.
+"""kv_copy_blocks, and the blocks of 16 tokens of which a cache consists. This module contains the
+reference and the fake implementation of the operator.
 
 A block table int32 [B, L / 16] names, for each sequence and each of its blocks, the sequence whose
 memory holds the block, so that beams share their common tokens.

@@ -1,4 +1,5 @@
-"""kv_write, kv_keys, kv_values: a KV cache in codes of 8 or 4 bits. Reference, fake, gradient.
+"""kv_write, kv_keys, kv_values: a KV cache in codes of 8 or 4 bits. This module contains their
+references, fake implementations and gradients.
 
 A cache is four tensors whose first two axes are sequences and heads; rows may be selected,
 reordered and repeated along these. With 8 bits there are int8 codes with one scale per token and

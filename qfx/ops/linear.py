@@ -1,5 +1,6 @@
 """Linears with packed weights: int8_mm, linear, linear_dynamic, linears, linear_float,
-linear_requantize. References, fakes, gradients. docs/numerics.md (E1) (E3) (E4) (W1) (W3)."""
+linear_requantize. This module contains their references, fake implementations and gradients. See
+docs/numerics.md (E1) (E3) (E4) (W1) (W3)."""
 
 from __future__ import annotations
 

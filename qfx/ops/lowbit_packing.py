@@ -75,7 +75,8 @@ def pack_lowbit(
     group: int,
 ) -> Tensor:
     """Packs codes int8 [N, K] of 4 or 5 bits, scale float32 [N, G], and zero_point int32 [N, G] or
-    minimum float32 [N, G] or neither into the layout above. The float that a code represents: (E4).
+    minimum float32 [N, G] or neither into the layout above. Equation (E4) defines the float that a
+    code represents.
 
     Scales and minimums must be exact in one of bfloat16 and float16.
     """

@@ -1,4 +1,5 @@
-"""quantize, dequantize, fake_quantize: references, fakes, gradients. See docs/numerics.md."""
+"""quantize, dequantize, fake_quantize: their references, fake implementations and gradients. See
+docs/numerics.md."""
 
 from __future__ import annotations
 

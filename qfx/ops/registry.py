@@ -1,5 +1,5 @@
-"""Registry: ties the parts of an operator together: C++ schema and kernels, reference, fake,
-gradient.
+"""Registry: ties the parts of an operator together: C++ schema and kernels, reference, fake
+implementation, gradient.
 
 `REFERENCES[name]` is the definition of `torch.ops.qfx.<name>` in plain torch. A test fails if an
 operator lacks one of its parts.
@@ -89,8 +89,8 @@ def gradient(name: str, setup: Setup, formula: Formula) -> None:
     gives_list = any(_is_of_tensors(result.type) for result in schema(op).returns)
 
     def forward(ctx: Any, how: tuple[Any, int], *given: Any) -> Any:
-        """Runs the operator below autograd. `how`: the keyset and the number of arguments. After
-        the arguments, `given` contains the tensors of those that are lists, because autograd only
+        """Runs the operator below autograd. `how`: the keyset and the number of arguments. `given`:
+        the arguments, then the tensors of those arguments that are lists, because autograd only
         tracks tensors that are arguments or results themselves."""
         keyset, count = how
         args, ctx.in_lists = given[:count], len(given) - count

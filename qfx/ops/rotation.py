@@ -1,4 +1,5 @@
-"""rotate, the transform of K that precedes quantization: reference, fake, gradient. (R1)"""
+"""rotate, the transform of K that precedes quantization (R1): its reference, fake implementation
+and gradient."""
 
 from __future__ import annotations
 

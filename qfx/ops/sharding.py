@@ -48,8 +48,8 @@ def _rule(
     operator: Any, names: Sequence[str], results: int, whole_dims: int
 ) -> Callable[..., list[tuple[list[Any], list[Any]]]]:
     """Returns the sharding rule of an operator: a function of its arguments that returns all
-    placements that PyTorch may choose. In each, either everything is whole, or those of the
-    arguments `names` that have a certain dimension are cut along it. The last `whole_dims`
+    placements that PyTorch may choose. In the first placement everything is whole. In each other
+    placement one dimension is cut, in all arguments of `names` that have it. The last `whole_dims`
     dimensions are never cut."""
     from torch.distributed.tensor import Replicate, Shard
 

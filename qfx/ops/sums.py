@@ -11,7 +11,8 @@ QUAD = 4  # consecutive k; each chain takes every other two
 
 
 def fma(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
-    """Returns a b + c of float32, rounded once in nearly all cases: (E3)."""
+    """Returns a b + c of float32, the fused multiply-add of (E3). The result is rounded once in
+    nearly all cases."""
     return (c.double() + a.double() * b.double()).float()
 
 

@@ -1,5 +1,5 @@
 """pack_weight, unpack_weight, weight_scale, cut_weight: a quantized weight as one tensor, as the
-matmul kernels read it. References and fakes.
+matmul kernels read it. This module contains their references and fake implementations.
 
 The layouts on the CPU are described in qfx/ops/int8_packing.py and qfx/ops/lowbit_packing.py. On
 CUDA a weight of 8 bits has no header, because it could not be read without waiting for the GPU.
@@ -58,7 +58,7 @@ def pack_weight(
 
     `group`: elements of K whose products are summed separately, a multiple of 32, on CUDA of 64; 0
     for all. `bits`: 8; or 4 or 5, only in groups of 32, 64 or 128, whose scales and minimums are
-    values of bfloat16 or float16. The meaning of a code: (Q5), (Q14).
+    values of bfloat16 or float16. Equations (Q5) and (Q14) define the float that a code represents.
     """
     if bits != 8:
         return pack_lowbit(codes, scale, zero_point, minimum, bits, group)

@@ -55,7 +55,8 @@ def _first_change(below: int, above: int, gains: Gains) -> int:
 
 def holds_for_captured(m: torch.SymInt, where: sympy.Basic) -> bool:
     """Whether the condition `where` holds for the sizes with which the graph is captured. This adds
-    a guard: for sizes with another answer, the graph will be captured again."""
+    a guard: the graph will be captured again for sizes for which the condition has the other
+    value."""
     if where in (sympy.true, sympy.false):
         return bool(where)
     return holds_now(m, where)

@@ -53,8 +53,7 @@ def by_cost(site: Site, config: Config, costs: Costs) -> Entry:
 
 
 def _unpriced(site: Site, config: Config, scheme: Scheme, why: str) -> Entry:
-    """Returns the decision for a GPU without measurements: int8 only if the configuration requests
-    it whatever it costs."""
+    """Returns the decision for a GPU without measurements: int8 only if `minimum_gain` is 0."""
     if config.minimum_gain == 0:
         return Entry(site, scheme, f"int8; {why}")
     remedy = "run python -m benchmarks.gpu, or set minimum_gain=0"
@@ -108,8 +107,8 @@ def _by_range(
 
 
 def tie_to_sizes(plan: Plan) -> None:
-    """Makes Dynamo use the captured graph only for sizes for which the decisions of the plan are
-    right (by guards)."""
+    """Adds guards by which Dynamo reuses the captured graph only for sizes for which the decisions
+    of the plan are right."""
     for entry in plan.entries:
         if entry.where is not None:
             assert isinstance(entry.match.m, torch.SymInt)

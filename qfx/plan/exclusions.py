@@ -1,5 +1,6 @@
 """Exclusions: matmuls that stay float, whatever their predicted gain, unless a recipe names them;
-and reasons why a site cannot have a certain scheme, a guard or the codes of a recipe."""
+and reasons why a matmul with a weight cannot have a certain scheme, a guard or the codes of a
+recipe."""
 
 from __future__ import annotations
 

@@ -40,10 +40,10 @@ def decide(
     gpu_costs: GpuCosts | None = None,
     factors: Callable[[Site], tuple[float, ...] | str | None] = lambda site: None,
 ) -> Plan:
-    """Returns the plan of one graph. `cost`: the cost model of the CPU, `gpu_costs`: those of GPUs;
-    None if there are no measurements, in which case every matmul with a weight that int8 supports
-    is int8. `factors`: returns the smoothing factors of a matmul that no recipe decides, or the
-    reason why it has none."""
+    """Returns the plan of one graph. `cost`: the cost model of the CPU. `gpu_costs`: the cost
+    models of GPUs. Both may be None (no measurements): then every matmul with a weight that int8
+    supports is int8. `factors`: returns the smoothing factors of a matmul that no recipe decides,
+    or the reason why it has none."""
     price, found = Costs(cost, gpu_costs), recipes(config.recipe, matches)
     products = pinned(config.recipe, matches)
 
@@ -58,7 +58,7 @@ def decide(
 
 class _Criteria(NamedTuple):
     """The inputs of a decision besides the match. `recipe`, `product`: the entry of the recipe for
-    this match. `left`: the reason if the patterns leave it float."""
+    this match. `left`: the reason why the patterns leave it float, None if they do not."""
 
     config: Config
     costs: Costs

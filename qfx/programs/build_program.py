@@ -166,7 +166,7 @@ class _Builder:
         return {r for n in node.all_input_nodes for r in self._regions(n)}
 
     def _needed(self, steps: list[NodeStep]) -> list[NodeStep]:
-        """Returns the steps without those whose results are never read."""
+        """Returns the steps, except steps whose results are never read."""
         read = {r for n in self.output.all_input_nodes for r in self._regions(n)}
         kept = []
         for step in reversed(steps):

@@ -27,8 +27,8 @@ _AGAIN = "save it again with this version of qfx"
 
 class Storing:
     """Collects the tensors of several runners that are serialized; a tensor that they share is
-    stored once. `made`: whether a constant of a runner is none of the `known` tensors and no number
-    of the graph, so that it was computed from something."""
+    stored once. `made`: whether a runner has a constant that was computed from other values. Such a
+    constant is neither one of the `known` tensors nor a number of the graph."""
 
     def __init__(self, known: Mapping[str, Tensor] | None = None) -> None:
         """Begins without any tensors to store. `known`: tensors, by name, that need not be stored,
@@ -75,9 +75,9 @@ class Storing:
 
 
 def restored(described: Described, tensors: Mapping[str, Tensor]) -> Runner:
-    """Returns the runner that `Storing.described` has described. `tensors`: the stored and the
-    known tensors, by name. Raises ValueError for a description or instructions that this build did
-    not write."""
+    """Returns the runner for a description that `Storing.described` returned. `tensors`: by name,
+    the tensors that `Storing` stored and those that it got as `known`. Raises ValueError for a
+    description or instructions that this build did not write."""
     try:
         return _restored(described, tensors)
     except (KeyError, IndexError, TypeError, AttributeError) as why:

@@ -71,8 +71,8 @@ class Streaming:
 
 
 def next_way(tuner: Tuner[Prefetch, None, Prefetch]) -> Prefetch:
-    """Returns the way of prefetching that the tuner wants to time next, or the one that it has
-    chosen."""
+    """Returns how the next step prefetches weights: in the way that the tuner wants to time, or in
+    the way that it has chosen."""
     if tuner.choice is not None:
         return tuner.choice.parameters
     assert tuner.trial is not None

@@ -31,8 +31,8 @@ class AsCalled:
     programs: bool
 
     def plan(self, decided: Plan) -> Plan:
-        """Returns the plan of what runs in the model as it is. `decided`: the plan that the backend
-        would follow."""
+        """Returns the plan of what runs when the model is called as it is. `decided`: the plan that
+        the backend would follow."""
         return Plan(tuple(map(self._entry, decided.entries)))
 
     def _entry(self, entry: Entry) -> Entry:
@@ -89,8 +89,8 @@ class CapturedGraphs:
 
     @property
     def macs(self) -> tuple[int, int, int]:
-        """The multiply-accumulates in int8, those of all matmuls, and the number of matmuls that
-        are not counted, as in `Report.macs`."""
+        """Three numbers, as in `Report.macs`: the multiply-accumulates of the int8 matmuls, those
+        of all matmuls, and the number of matmuls that are not counted."""
         counts = [graph.multiplied() for graph in self.graphs]
         int8, every, unknown = (sum(count[i] for count in counts) for i in range(3))
         return int8, every, unknown

@@ -43,8 +43,8 @@ def measured_calls(
 ) -> list[ModuleCall]:
     """Runs the model by `run` and measures each call of the int8 `modules`, in the order of the
     calls. A module is compared with the one of the same name in `references`, or else with its own
-    dequantized weight, in float32 on the input that the int8 module gets. For the times, the float
-    side computes in the dtype of the output."""
+    dequantized weight, in float32 on the input that the int8 module gets. The times in float are
+    measured in the dtype of the output."""
     found: list[ModuleCall] = []
 
     def measure(name: str, module: Any, args: Any, kwargs: Any, output: Tensor) -> None:
@@ -99,9 +99,9 @@ def has_programs(module: nn.Module) -> bool:
 def with_calls(
     rows: Sequence[Row], calls: Sequence[ModuleCall], modules: Mapping[str, nn.Module]
 ) -> list[Row]:
-    """Returns the rows of captured graphs, with the measurements of the module calls that they
-    stand for. Rows of embeddings are put first, and rows of calls that are in no captured graph
-    last."""
+    """Returns the rows of the captured graphs, completed by the measurements of the module calls
+    that belong to them. Calls without a row in a captured graph get rows of their own: embeddings
+    before all others, the rest after them."""
     left: dict[int, deque[ModuleCall]] = defaultdict(deque)
     for call in calls:
         left[id(call.module)].append(call)

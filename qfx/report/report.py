@@ -23,11 +23,13 @@ class Report:
 
     `rows`: one row for each matmul. `graphs`: the number of graphs that the model was cut into.
     `training`: the modules in training mode, as words; '' if there are none. `breaks`: Dynamo's
-    messages about code that it did not capture. `macs`: the multiply-accumulates in int8, those of
-    all matmuls, and the number of matmuls that are not counted. `weights`: the bytes of the model's
-    weights. `beside`: the bytes of weights that multiply in none of the rows, such as convolutions
-    and experts. Both are None for a function. `whole`: output and time of a whole call. `notes`:
-    for a quantized model, the values that its rows are measured against."""
+    messages about code that it did not capture. `macs`: the multiply-accumulates of the int8
+    matmuls, those of all matmuls, and the number of matmuls that are not counted. `weights`: the
+    bytes of the model's weights. `beside`: the bytes of weights that multiply in none of the rows,
+    such as convolutions and experts. `weights` and `beside` are None if a function was explained.
+    `whole`: output and time of a whole call. `notes`: sentences that say, for a quantized model,
+    with what its rows are compared.
+    """
 
     rows: tuple[Row, ...]
     graphs: int

@@ -109,7 +109,8 @@ def _noise(row: Row) -> float | None:
 
 
 def float_rows(row: Row) -> str:
-    """Returns "float rows/all rows" of the call under a guard, or '' without a guard."""
+    """Returns the number of rows that the guard ran in float and the number of all rows of the
+    call, as "float rows/all rows"; '' without a guard."""
     return "" if row.guarded is None else f"{row.guarded.float_rows}/{row.guarded.rows}"
 
 

@@ -83,9 +83,10 @@ class SideBySide(fx.Interpreter):
         return [row_of(*row) for row in found]
 
     def multiplied(self) -> tuple[int, int, int]:
-        """Returns the multiply-accumulates of what becomes int8 and those of the whole graph (as
-        PyTorch counts them, plus grouped matmuls and the model's own int8 operators), and the
-        number of matmuls for which they are unknown, such as recurrent cells."""
+        """Returns three numbers: the multiply-accumulates of what becomes int8, the
+        multiply-accumulates of the whole graph, and the number of matmuls that are not counted
+        because their multiply-accumulates are unknown, such as recurrent cells. The second number
+        is what PyTorch counts, plus grouped matmuls and the model's own int8 operators."""
         own = {e.match.node: _sizes(e) for e in self.entries if isinstance(e.match, OwnCall)}
         macs = self.macs | own
         quantized = [e.match.node for e in self.entries if e.token != FLOAT]

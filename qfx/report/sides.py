@@ -1,4 +1,5 @@
-"""Sides: the two ways to call a whole model that a report compares, in int8 and in float."""
+"""Sides: the two ways to run a whole model that a report compares, the int8 side and the float
+side."""
 
 from __future__ import annotations
 
@@ -41,7 +42,8 @@ class Sides:
 
     @property
     def in_int8(self) -> Side:
-        """The int8 side: the model as it is called, or its graphs as qfx rewrites them."""
+        """The way to run the model in int8: as it is called, or by its graphs as qfx rewrites
+        them."""
         if self.as_called:
             return Side(_called(self.model), "the model as it is called")
         words = "its graphs as qfx rewrites them, operator by operator, without Inductor"
@@ -49,8 +51,8 @@ class Sides:
 
     @property
     def in_float(self) -> Side:
-        """The float side: the reference model, the model with dequantized weights, or its graphs as
-        they were captured."""
+        """The way to run the model in float: the reference model, the model with dequantized
+        weights, or its graphs as they were captured."""
         if self.reference is not None:
             return Side(self._referred, "the reference model as it is called")
         if self.modules:

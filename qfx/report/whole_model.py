@@ -22,10 +22,10 @@ _SECONDS = 2.0  # no turn begins later
 
 @dataclass(frozen=True)
 class WholeModel:
-    """The comparison of a whole call in int8, as the model runs, with a call in float. `sqnr_db`:
-    the SQNR of all float tensors of the output together; None if there are none. `float_s`,
-    `int8_s`: median seconds of `turns` calls, in float and in int8 by turns. `float_side`,
-    `int8_side`: what ran, in words. `why_not`: why nothing was measured; '' if it was."""
+    """The comparison of a whole call of the model in int8 with one in float. `sqnr_db`: the SQNR of
+    all float tensors of the output together; None if there are none. `float_s`, `int8_s`: median
+    seconds of `turns` calls, in float and in int8 by turns. `float_side`, `int8_side`: what ran, in
+    words. `why_not`: why nothing was measured; '' if it was."""
 
     sqnr_db: float | None = None
     float_s: float | None = None
@@ -91,8 +91,8 @@ class Side(NamedTuple):
 
 
 def whole_model(model: Any, inputs: CallInputs, float_: Side, int8: Side) -> WholeModel:
-    """Runs the float side and the int8 side by turns: first for the outputs, then for the times.
-    The model is restored after each run, so that all runs begin in the same state."""
+    """Runs the model in float and in int8 by turns: first to compare the outputs, then to measure
+    the times. The model is restored after each run, so that all runs begin in the same state."""
     sides = {"float_side": float_.says, "int8_side": int8.says}
     exact, noisy = [_ran(model, inputs, side)[0] for side in (float_, int8)]
     error = output_sqnr(exact, noisy)

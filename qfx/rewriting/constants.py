@@ -24,7 +24,7 @@ from qfx.match.site import Site
 from qfx.ops.packing import Constant, Packing, parts_of
 from qfx.rewriting.codes import PackedNodes, Provide, ProvideConstant, ProvideWeight
 from qfx.weights.cache import pack
-from qfx.weights.feed import Feed, PackedPart, WeightSource
+from qfx.weights.graph_inputs import GraphInputs, PackedPart, WeightSource
 
 
 class Slot(NamedTuple):
@@ -230,9 +230,9 @@ def _handed_down(gm: fx.GraphModule, make: Callable[[Constant, str], fx.Node]) -
     return provide
 
 
-def drop_unused_inputs(gm: fx.GraphModule, added: NewInputs) -> Feed:
-    """Removes the inputs of the graph that no node reads any more, since only int8 matmuls did, and
-    returns the origin of each remaining input."""
+def drop_unused_inputs(gm: fx.GraphModule, added: NewInputs) -> GraphInputs:
+    """Removes the inputs of the graph that no node reads any more, which are weights that only int8
+    matmuls multiplied. Returns the origin of each remaining input."""
     slots = added.slots
     new = [*(slot.nodes.nodes for slot in slots), tuple(added.constants)]
     parts = {node: PackedPart(s, p) for s, nodes in enumerate(new) for p, node in enumerate(nodes)}
@@ -249,4 +249,4 @@ def drop_unused_inputs(gm: fx.GraphModule, added: NewInputs) -> Feed:
             gm.graph.erase_node(node)
             node.meta.clear()  # the graph still knows the node, and this refers to the parameter
     gm.recompile()
-    return Feed(tuple(inputs), sources, tuple(added.constants.values()))
+    return GraphInputs(tuple(inputs), sources, tuple(added.constants.values()))

@@ -23,7 +23,7 @@ from torch import fx
 from qfx.graph.capture import device
 from qfx.graph.faults import at
 from qfx.graph.patterns import Bound
-from qfx.graph.writes import changed_between, transformed, without_gradients
+from qfx.graph.writes import changed_between, nodes_in_transforms, without_gradients
 from qfx.host.tensors import tree_leaves
 from qfx.ops.forms import LINEARS
 from qfx.rewriting.codes import emit_call, inherit
@@ -83,7 +83,7 @@ def _groups(graph: fx.Graph, notes: Notes) -> list[list[_LinearNode]]:
 def _linears(graph: fx.Graph) -> Iterator[tuple[_LinearNode, Any]]:
     """Yields the linears that one call may run, each with the properties that all linears of a call
     share."""
-    inside, silent = transformed(graph), without_gradients(graph)
+    inside, silent = nodes_in_transforms(graph), without_gradients(graph)
     for node in graph.nodes:
         arguments = _DYNAMIC.match(node) if _DYNAMIC.starts_at(node) else ""
         if isinstance(arguments, str) or not node.users or node in inside:

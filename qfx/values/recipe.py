@@ -103,9 +103,9 @@ class Recipe:
     @classmethod
     def load(cls, path: str | Path) -> Recipe:
         """Reads what `save` wrote, of this or any earlier version. Raises OSError if the file is
-        missing, ValueError if it is no recipe, no regular file or too large, or if its codes are
-        not beside it as they were saved, and ImportError if it has codes and safetensors is
-        missing."""
+        missing. Raises ValueError if it is no recipe, no regular file or too large, or if the file
+        of its codes is missing or was changed. Raises ImportError if it has codes and safetensors
+        is missing."""
         return read_recipe(Path(path), _recipe)
 
 

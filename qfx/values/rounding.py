@@ -22,10 +22,10 @@ class Rounding:
     """The int8 codes of a weight that replace the codes rounded to nearest, found by (Q9) in
     docs/numerics.md.
 
-    `site`: the matmul, as errors name it. `method`: one of `METHODS`. `weight`: the `weight_digest`
-    of the float weight. `codes`: int8 [N, K] on the CPU, not to be written to. Two roundings with
-    the same method and digests are equal. Raises ValueError for an unknown method, a digest that is
-    no text, and codes of another dtype, rank or device.
+    `site`: the name of the matmul in error messages. `method`: one of `METHODS`. `weight`: the
+    `weight_digest` of the float weight. `codes`: int8 [N, K] on the CPU, not to be written to. Two
+    roundings with the same method and digests are equal. Raises ValueError for an unknown method, a
+    digest that is no text, and codes of another dtype, rank or device.
     """
 
     site: str

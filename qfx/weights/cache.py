@@ -1,10 +1,11 @@
 """A cache of packed weights, which are quantized and packed once, outside the graph.
 
-An entry belongs to a storage and does not keep the weight alive: its key is the identity of the
-storage, the view into it, and how it is packed. An entry is valid for tensors whose snapshots it
-has (stamps, and a few cache lines of their memory), and for tensors whose whole content was
-compared with what was packed. A changed weight is packed again in place, so that its address stays.
-For weights whose float values are offloaded, an equal stamp is sufficient.
+The key of an entry is the identity of the weight's storage, the view into it, and how the weight is
+packed. An entry does not keep the weight alive. An entry is valid for a tensor if it has a snapshot
+of the tensor (stamps, and a few cache lines of its memory) from which the tensor does not differ,
+or if the whole content of the tensor was compared with what was packed. A changed weight is packed
+again in place, so that its address stays. For weights whose float values are offloaded, an equal
+stamp is sufficient.
 """
 
 from __future__ import annotations

@@ -14,10 +14,13 @@ import pybind11
 import pytest
 
 from tests.lib.builds import one_process, with_cpu_objects
+from tests.lib.pairs import usual
 
 ROOT = Path(__file__).resolve().parents[2]
 _TABLE = (ROOT / "csrc" / "cuda" / "sm90" / "kernels.inc").read_text()
 HOPPER = re.findall(r"^QFX_..\((\w+),", _TABLE, re.M)  # the kernels that CMake makes files of
+# The sources differ between 7.5 and later alone. 9.0 has the code of 8.0, and Hopper's.
+ARCHITECTURES = usual(["80"], ["75", "80"])
 BUILD = ROOT / "build" / "cuda-nvcc"  # kept, so that only what changed is compiled again
 _MEMORY = re.compile(r"^ Function (\S+?):\n +REG:\d+ STACK:(\d+) SHARED:\d+ LOCAL:(\d+)", re.M)
 _INSTRUCTION = re.compile(r"^\s+/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+ )?([A-Z][A-Z0-9_.x]*)", re.M)
@@ -40,8 +43,7 @@ def build() -> Path:
     options = {
         "CMAKE_BUILD_TYPE": "Release",
         "QFX_CUDA": "ON",
-        # The sources differ between 7.5 and later alone; 9.0 has the code of 8.0 and Hopper's.
-        "QFX_CUDA_ARCHITECTURES": "75-real;80",
+        "QFX_CUDA_ARCHITECTURES": ";".join([*(f"{a}-real" for a in ARCHITECTURES[:-1]), "80"]),
         "CMAKE_CXX_FLAGS_RELEASE": "-O0",  # of what is C++, which is tested elsewhere
         "CMAKE_CUDA_FLAGS": "-Werror=all-warnings",
         "Python_EXECUTABLE": sys.executable,

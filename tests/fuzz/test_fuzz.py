@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import os
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
@@ -35,9 +34,10 @@ from tests.fuzz.graphs import Program
 from tests.fuzz.held import HELD, PUT_ON
 from tests.fuzz.hold import add_batch_norm, add_linear
 from tests.lib.costs import Prices
+from tests.lib.pairs import LONG
 
 SEEDS_EACH = 20
-CHUNKS = 250 if os.environ.get("QFX_TEST_PROFILE") == "long" else 5
+CHUNKS = 250 if LONG else 3
 
 
 @pytest.fixture(autouse=True)
@@ -72,8 +72,8 @@ def test_random_programs(chunk: int) -> None:
 
 def test_random_programs_through_inductor() -> None:
     several = (seed for seed in itertools.count() if program(seed).int8 > 1)
-    print(seen := check_all(itertools.islice(several, 10), inner="inductor"))
-    assert seen.int8 >= 10
+    print(seen := check_all(itertools.islice(several, 10 if LONG else 4), inner="inductor"))
+    assert seen.int8 >= (10 if LONG else 4)
 
 
 @pytest.mark.parametrize("name", OPS)

@@ -18,13 +18,12 @@ from qfx.hf import KVCache
 from qfx.nn import Embedding
 from tests.generate.test_decoders import STEPS, logits, prompt
 from tests.lib.decoders import decoder, ids
+from tests.lib.pairs import usual
 
 CONFIG = qfx.Config(embeddings="int8")
 # Gemma's rows are scaled; GPT-2 and OPT look positions up too.
-ROWS = [
-    ("llama", torch.bfloat16), ("gemma3", torch.float32), ("gpt2", torch.bfloat16),
-    ("opt", torch.float16), ("xglm", torch.float32),
-]  # fmt: skip
+_FEW = [("gemma3", torch.float32), ("gpt2", torch.bfloat16), ("opt", torch.float16)]
+ROWS = usual(_FEW, [*_FEW, ("llama", torch.bfloat16), ("xglm", torch.float32)])
 BY_ROW = pytest.mark.parametrize(("name", "dtype"), ROWS, ids=str)
 
 

@@ -16,6 +16,7 @@ from transformers import DynamicCache
 import qfx
 from qfx.hf import KVCache
 from tests.lib.decoders import by_modules, decoder
+from tests.lib.pairs import usual
 
 TEXT: dict[str, Any] = {
     "vocab_size": 128, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
@@ -104,7 +105,7 @@ MODELS: dict[str, Callable[[], tuple[Any, Inputs]]] = {
 }
 
 
-@pytest.fixture(scope="module", params=MODELS)
+@pytest.fixture(scope="module", params=usual(["smolvlm", "gemma3"], MODELS))
 def made(request: pytest.FixtureRequest) -> tuple[Any, Inputs]:
     torch.manual_seed(0)
     model, inputs = MODELS[request.param]()

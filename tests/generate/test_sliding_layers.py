@@ -17,7 +17,7 @@ from qfx.generate import load_programs, save_programs
 from qfx.hf.kv_layer import KVLayer
 from qfx.ops.kv_blocks import ring_slots
 from tests.lib.decoders import WINDOW, by_modules, decoder, ids
-from tests.lib.pairs import every
+from tests.lib.pairs import every, usual
 
 LENGTH, NEW = 560, 250
 SLOTS = ring_slots(WINDOW)  # 160
@@ -38,6 +38,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "gpt-neo": {},  # masks of its own
     "gemma2": {"config": "w4a8", "key_bits": 4, "value_bits": 4},  # scores with a softcap
 }
+USUAL = usual(["gpt-neo", "gemma2"], MODELS)  # others have tests with gemma3 below
 RINGS = {"gemma3": [0], "mistral": [0, 1], "gpt-neo": [1], "gemma2": [0]}
 
 
@@ -48,7 +49,7 @@ def compiled(name: str, **others: Any) -> Any:
     return qfx.compile_for_generate(made, **how)
 
 
-@pytest.fixture(scope="module", params=MODELS)
+@pytest.fixture(scope="module", params=USUAL)
 def model(request: pytest.FixtureRequest) -> Any:
     return compiled(request.param)
 
@@ -149,7 +150,7 @@ def test_a_text_is_the_same_whatever_is_beside_it(model: Any, ran: list[tuple[in
             assert torch.equal(row, alone[i][0])
 
 
-@pytest.mark.parametrize("model, beams", every(MODELS, [2, 3]), indirect=["model"], scope="module")
+@pytest.mark.parametrize("model, beams", every(USUAL, [2, 3]), indirect=["model"], scope="module")
 def test_beams_by_the_table_are_those_of_copies(
     model: Any, beams: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -246,7 +247,7 @@ def test_a_token_that_a_later_mask_hides(model: Any) -> None:
         check_alike(found, said(cache))
 
 
-@pytest.mark.parametrize("name", ["gemma3", "mistral"])
+@pytest.mark.parametrize("name", usual(["gemma3"], ["gemma3", "mistral"]))
 def test_a_file(name: str, tmp_path: Path) -> None:
     """Far beyond the window, with texts of different lengths, and copies that go on."""
     model = compiled(name, batch_sizes=(2,))

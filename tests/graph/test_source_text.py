@@ -17,6 +17,7 @@ from qfx.dynamo_backend.backend import qfx as compile_graph
 from qfx.generate.program_cache import PROGRAMS
 from qfx.host.source_text import _TEXTS
 from tests.lib.decoders import decoder, ids
+from tests.lib.pairs import usual
 
 X = torch.randn(4, 32)
 OPTIONS = {"minimum_gain": 0}
@@ -77,7 +78,11 @@ KEPT_BY_TORCH = {
 }  # the text of the last export, which is another each time
 
 
-@pytest.mark.parametrize("name", USES)
+FEW = ("rewrite", "rewrite of an exported program", "compile_for_generate", "explain of a module",
+       "calibrate of a graph", "the backend with AOTAutograd")  # fmt: skip
+
+
+@pytest.mark.parametrize("name", usual(FEW, USES))
 def test_no_text_stays(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(PROGRAMS.switch, "0")
     USES[name]()  # what is made once in a process

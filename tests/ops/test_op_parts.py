@@ -24,7 +24,8 @@ from tests.lib import bounds
 from tests.lib.pairs import LONG, covering, values
 from tests.lib.rows import ALL_ROWS, ROWS, Row, results
 
-PYTHONS = ("low_bit_linear", "low_bit_pack", "low_bit_unpack", *FORMER)  # defined there alone
+# defined there alone
+PYTHONS = ("low_bit_linear", "low_bit_pack", "low_bit_unpack", "weight_only_linear", *FORMER)
 OPS = sorted(
     {
         schema.name.removeprefix("qfx::")

@@ -37,10 +37,10 @@ log = logging.getLogger(__name__)
 class Item(NamedTuple):
     """A tensor of a model of another tool.
 
-    `shape`, `dtype`: those of its float values, which `floats` reads. `kind`: the name of its
-    format in the file, '' for a plain tensor. `grid`: the format of its integers, None if there are
-    none that qfx knows; `weight` then reads them, and `x` says how the file quantizes activations,
-    or how qfx does if the file does not say.
+    `shape`, `dtype`: the shape and dtype of its float values, which `floats` reads. `kind`: the
+    name of its format in the file, '' for a plain tensor. `grid`: the format of its integers; None
+    if it has none, or if qfx does not know their format. `weight` reads the integers; None without
+    a `grid`. `x`: how the file quantizes activations, or how qfx does if the file does not say.
     """
 
     path: Path
@@ -152,14 +152,15 @@ def _fields(scheme: Scheme, kept: ForeignGrid | None) -> dict[str, Any]:
 def imported(
     foreign: Foreign, skeleton: nn.Module, x: Activations, requantize: Config | None
 ) -> Imported:
-    """Decides for each tensor how it is loaded into `skeleton`; reads no weight.
+    """Decides for each tensor how it is loaded into `skeleton`. Reads no weight.
 
-    `x`: how activations are quantized. `requantize`: how to quantize again the linears whose format
-    in the file no linear of qfx can hold.
+    `x`: how activations are quantized, "file" for the choice of the file. `requantize`: how linears
+    are quantized that the file stores in a format that no linear of qfx can hold; None if such a
+    linear is an error.
 
-    Raises UserError for a kind of weight that no linear can hold, and NotImplementedError for one
-    that is not supported yet, unless `requantize` is given; UserError for a scheme that no operator
-    computes.
+    Raises UserError for a scheme that no operator computes, and for a `requantize` with a recipe.
+    Without `requantize`, raises UserError for a format that qfx does not know, and
+    NotImplementedError for a format that is not supported yet.
     """
     linears = _linears(skeleton)
     if requantize is not None:
@@ -207,9 +208,10 @@ def _check_config(config: Config, linears: Mapping[str, nn.Linear]) -> None:
 def _with_ties(
     items: Mapping[str, Item], skeleton: nn.Module, linears: Mapping[str, nn.Linear]
 ) -> dict[str, Item]:
-    """Returns the items, with an output layer that is tied to an embedding quantized like the
-    file's embedding, which becomes float. Large tensors come first, so that they are loaded while
-    little memory is in use."""
+    """Returns the items, completed for output layers that are tied to an embedding. The file may
+    contain the tied weight only under the name of the embedding, quantized. Then the output layer
+    gets the same item and can stay quantized, and the embedding becomes float. Large tensors come
+    first, so that they are loaded while little memory is in use."""
     found = dict(items)
     for name, first in ties(skeleton, skeleton.state_dict()).items():
         for absent, present in ((name, first), (first, name)):

@@ -22,7 +22,7 @@ from qfx.weights.change_detection import Snapshot, snapshot
 from qfx.weights.model_restore import unchanged
 from qfx.weights.offload import drop_file_pages, is_offloaded
 from qfx.weights.smoothing.input_moments import ChannelMoments, Read, Reads, reads_of
-from qfx.weights.smoothing.inputs_embeds import why_fed
+from qfx.weights.smoothing.inputs_embeds import why_embeddings
 from qfx.weights.smoothing.token_ids import TokenIds, hooked, token_ids_of
 
 log = logging.getLogger(__name__)
@@ -37,7 +37,8 @@ class TokenModule(NamedTuple):
 
     `table`: the storage of the embedding in which the ids are looked up. `factors`: the factors of
     its weights; if there are none, `reason` says why. `weights`: the storages of its parameters.
-    `fed`: why a module around it may call it with embeddings, '' if it is called with ids.
+    `embeddings_reason`: the reason why a module around it may call it with embeddings instead of
+    ids; '' if it is called with ids.
     """
 
     name: str
@@ -45,7 +46,7 @@ class TokenModule(NamedTuple):
     factors: Factors
     weights: frozenset[int | None]
     reason: str = ""
-    fed: str = ""
+    embeddings_reason: str = ""
 
 
 class _FactorCache(NamedTuple):
@@ -84,7 +85,7 @@ def factors_without_graph(model: nn.Module, who: str) -> Factors:
     others are not."""
     found: dict[tuple[int, int], tuple[float, ...]] = {}
     for part in parts_of(model):
-        why_not = part.reason or part.fed
+        why_not = part.reason or part.embeddings_reason
         found |= {} if why_not else part.factors
         use = f"not used, {why_not}" if why_not else f"of {len(part.factors)} weights"
         log.info("%s: smoothing of %s: %s", who, part.name, use)
@@ -116,7 +117,9 @@ def _found(module: nn.Module, around: tuple[nn.Module, ...]) -> Iterator[TokenMo
     contain it, the outermost first."""
     own = _of_part(module)
     if own is not None:
-        yield own._replace(fed=next(filter(None, (why_fed(module, m) for m in around)), ""))
+        yield own._replace(
+            embeddings_reason=next(filter(None, (why_embeddings(module, m) for m in around)), "")
+        )
     if own is None or own.reason:
         for child in module.children():
             yield from _found(child, (*around, module))

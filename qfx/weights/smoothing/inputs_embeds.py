@@ -18,7 +18,7 @@ _IDS = re.compile("ids|token")  # for example input_ids, decoder_input_ids, toke
 _FLOATS = re.compile("pixel|image|video|audio|feature|input_values")  # for example pixel_values
 
 
-def why_fed(part: nn.Module, around: nn.Module) -> str:
+def why_embeddings(part: nn.Module, around: nn.Module) -> str:
     """Returns why the module `around` may call `part`, which it contains, with embeddings instead
     of token ids; '' if nothing suggests that it does. Smoothing factors are valid only for ids.
 

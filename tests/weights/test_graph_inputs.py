@@ -20,7 +20,7 @@ import qfx
 from qfx import _C
 from qfx.ops.packing import Constant, Packing
 from qfx.weights.cache import CACHE
-from qfx.weights.feed import Feed, PackedPart, WeightSource, with_packed_weights
+from qfx.weights.graph_inputs import GraphInputs, PackedPart, WeightSource, with_packed_weights
 from tests.lib.pairs import pairs
 
 X = torch.randn(3, 8)
@@ -31,7 +31,7 @@ def _wrapper(weights: int) -> Callable[..., Any]:
     """Of the function that returns its inputs: x, then each packed weight and its error."""
     parts = [PackedPart(source, part) for source in range(weights) for part in range(2)]
     sources = tuple(WeightSource(1 + i, (), SPEC) for i in range(weights))
-    return with_packed_weights(lambda *inputs: inputs, Feed((0, *parts), sources))
+    return with_packed_weights(lambda *inputs: inputs, GraphInputs((0, *parts), sources))
 
 
 # --- snapshots ---
@@ -276,15 +276,15 @@ def test_gather_refuses_what_is_not_there() -> None:
 
 
 def test_the_order_is_what_gather_of_a_feed_does() -> None:
-    feed = Feed(
+    graph_inputs = GraphInputs(
         (2, PackedPart(1, 0), 0, PackedPart(0, 1)),
         (WeightSource(1, (), SPEC), WeightSource(3, (), SPEC)),
     )
-    found = [CACHE.get(torch.randn(8, 8), (), SPEC) for _ in feed.sources]
+    found = [CACHE.get(torch.randn(8, 8), (), SPEC) for _ in graph_inputs.sources]
     references = tuple(weakref.ref(tensor) for packed in found for tensor in packed.tensors)
     arguments = ("a", "b", "c", "d")
-    expected = feed.gather(arguments, [packed.tensors for packed in found])
-    inputs = _C.Gather(feed.order())(arguments, references)
+    expected = graph_inputs.gather(arguments, [packed.tensors for packed in found])
+    inputs = _C.Gather(graph_inputs.order())(arguments, references)
     assert [id(i) for i in inputs] == [id(e) for e in expected]
 
 
@@ -321,8 +321,8 @@ def test_constants_are_fed_after_packed_weights_and_stay(weights: int) -> None:
     parts = [PackedPart(source, part) for source in range(weights) for part in range(2)]
     sources = tuple(WeightSource(1 + i, (), SPEC) for i in range(weights))
     constants = (PackedPart(weights, 1), PackedPart(weights, 0))
-    feed = Feed((0, *parts, *constants), sources, (FACTOR, ZERO))
-    f = with_packed_weights(lambda *inputs: inputs, feed)
+    graph_inputs = GraphInputs((0, *parts, *constants), sources, (FACTOR, ZERO))
+    f = with_packed_weights(lambda *inputs: inputs, graph_inputs)
     given = [torch.randn(8, 8) for _ in range(weights)]
     for _ in range(2):
         *_, zero, factor = first = f(X, *given)

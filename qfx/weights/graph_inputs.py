@@ -37,17 +37,19 @@ class WeightSource(NamedTuple):
 
 
 class PackedPart(NamedTuple):
-    """One tensor of a packed weight. `source`: the index of the weight in `Feed.sources`, or their
-    number for the constants. `part`: the index of the tensor among those of the weight."""
+    """One tensor of a packed weight, or a constant. `source`: the index of the weight in
+    `GraphInputs.sources`, or the length of `GraphInputs.sources` for a constant. `part`: the index
+    of the tensor among those of the weight, or among the constants."""
 
     source: int
     part: int
 
 
 @dataclass(frozen=True)
-class Feed:
-    """The origin of each input of a rewritten graph: the position of an argument of the original
-    graph, or a PackedPart."""
+class GraphInputs:
+    """The inputs of a rewritten graph, each given by its origin: the position of an argument of the
+    original graph, or a PackedPart. `sources`: the origins of the packed weights. `constants`: the
+    vectors from recipes."""
 
     inputs: tuple[int | PackedPart, ...]
     sources: tuple[WeightSource, ...]
@@ -73,12 +75,12 @@ class Feed:
         return [i if isinstance(i, int) else -1 - before[i.source] - i.part for i in self.inputs]
 
 
-def example_inputs(feed: Feed, examples: Sequence[Any]) -> list[Any]:
+def example_inputs(graph_inputs: GraphInputs, examples: Sequence[Any]) -> list[Any]:
     """Returns example inputs of the rewritten graph, from `examples` of the original graph. Packed
     weights are fake tensors if there is a fake mode."""
     fake_mode = fake_mode_of(examples)
     packed = []
-    for source in feed.sources:
+    for source in graph_inputs.sources:
         weight = examples[source.argument]
         if is_fake(weight) or fake_mode is None:
             packed.append(CACHE.get(weight, source.view, source.packing).tensors)
@@ -86,8 +88,8 @@ def example_inputs(feed: Feed, examples: Sequence[Any]) -> list[Any]:
             with fake_mode:
                 fake = fake_mode.from_tensor(weight, static_shapes=True)
                 packed.append(pack(fake, source.view, source.packing).tensors)
-    constants = [constant.tensor() for constant in feed.constants]
-    return feed.gather(examples, [*packed, _as_fake(constants, fake_mode)])
+    constants = [constant.tensor() for constant in graph_inputs.constants]
+    return graph_inputs.gather(examples, [*packed, _as_fake(constants, fake_mode)])
 
 
 def _fake_mode(arguments: Sequence[Any]) -> FakeMode | None:
@@ -111,7 +113,7 @@ REWRITTEN = 4  # consecutive calls that pack a tensor until it counts as an acti
 
 
 @dataclass
-class _FeedCache:
+class _InputsCache:
     """The packed tensors of the weights with which one layer calls the graph. They are valid while
     these weights and the generation of the cache of packed weights do not change."""
 
@@ -137,7 +139,7 @@ class _FeedCache:
 
 def with_packed_weights(
     compiled: Callable[..., Any],
-    feed: Feed,
+    graph_inputs: GraphInputs,
     rewritten: Callable[[Iterable[int]], None] | None = None,
     offload_weight: Callable[[Tensor], bool] | None = None,
 ) -> Callable[..., Any]:
@@ -145,43 +147,45 @@ def with_packed_weights(
     `compiled`, for which it takes packed weights from the cache in place of float weights.
 
     All layers with equal graphs call the same function, each with its own weights, so it remembers
-    the packed tensors for the weights of each layer. It compares the whole content of weights with
-    the cache at the first call with them, and at a call that finds them written without PyTorch
-    noticing.
+    the packed tensors for the weights of each layer. It compares the whole content of the weights
+    with the cache at the first call with them, and after each write to them that PyTorch did not
+    count.
 
     `rewritten` is called with the positions of arguments that were packed at each of the last
     REWRITTEN calls; parameters are not among them. `offload_weight` is called with each weight that
     is packed and that the graph does not read in float. It may free the memory of the float
     values, and returns whether it did.
     """
-    holders = [source.argument for source in feed.sources]
-    constants = tuple(constant.tensor() for constant in feed.constants)
-    gather = _C.Gather(feed.order())
-    known: dict[int, _FeedCache] = {}  # by the identity of the first weight
-    last: _FeedCache | None = None
+    holders = [source.argument for source in graph_inputs.sources]
+    constants = tuple(constant.tensor() for constant in graph_inputs.constants)
+    gather = _C.Gather(graph_inputs.order())
+    known: dict[int, _InputsCache] = {}  # by the identity of the first weight
+    last: _InputsCache | None = None
 
     def from_cache(arguments: tuple[Any, ...]) -> Sequence[Any]:
         nonlocal known, last
         if fake := _fake_mode(arguments):
-            packed, _ = _packed(feed, arguments)
-            return feed.gather(arguments, [*packed, _as_fake(constants, fake)])
+            packed, _ = _packed(graph_inputs, arguments)
+            return graph_inputs.gather(arguments, [*packed, _as_fake(constants, fake)])
         before, generation = known.get(_identity(arguments, holders)), CACHE.generation
         weights = snapshot(arguments, holders)  # before they are read
         if before is None or before.written_unseen(arguments):
             CACHE.distrust(arguments[i] for i in holders)
-        packed, fresh = _packed(feed, arguments)
-        if offload_weight and _offloaded_any(feed, arguments, offload_weight):
-            return feed.gather(arguments, [*packed, constants])  # known again at the next call
+        packed, fresh = _packed(graph_inputs, arguments)
+        if offload_weight and _offloaded_any(graph_inputs, arguments, offload_weight):
+            return graph_inputs.gather(
+                arguments, [*packed, constants]
+            )  # known again at the next call
         counts = _counts(before or (last if last and last.dead else None), arguments, fresh)
         found = [*packed, constants]
         given = tuple(weakref.ref(tensor) for parts in found for tensor in parts)
-        last = _FeedCache(generation, weights, given, counts)
+        last = _InputsCache(generation, weights, given, counts)
         alive = {first: k for first, k in known.items() if not k.dead}
         known = {**alive, _identity(arguments, holders): last}
         often = [position for position, count in counts.items() if count >= REWRITTEN]
         if often and rewritten:
             rewritten(often)
-        return feed.gather(arguments, found)
+        return graph_inputs.gather(arguments, found)
 
     def as_before(arguments: tuple[Any, ...]) -> Sequence[Any] | None:
         found = known.get(_identity(arguments, holders))
@@ -207,12 +211,14 @@ def _identity(arguments: Sequence[Any], holders: Sequence[int]) -> int:
     return id(arguments[holders[0]]) if holders else 0
 
 
-def _packed(feed: Feed, arguments: Sequence[Any]) -> tuple[list[Sequence[Tensor]], set[int]]:
-    """Returns the packed tensors of each weight in `feed.sources`, and the positions of the
+def _packed(
+    graph_inputs: GraphInputs, arguments: Sequence[Any]
+) -> tuple[list[Sequence[Tensor]], set[int]]:
+    """Returns the packed tensors of each weight in `graph_inputs.sources`, and the positions of the
     arguments that were packed just now because the cache did not have them."""
     found: list[Sequence[Tensor]] = []
     fresh: set[int] = set()
-    for argument, view, packing in feed.sources:
+    for argument, view, packing in graph_inputs.sources:
         packs = CACHE.packs
         found.append(CACHE.get(arguments[argument], view, packing).tensors)
         if CACHE.packs != packs:
@@ -221,17 +227,17 @@ def _packed(feed: Feed, arguments: Sequence[Any]) -> tuple[list[Sequence[Tensor]
 
 
 def _offloaded_any(
-    feed: Feed, arguments: Sequence[Any], offload_weight: Callable[[Tensor], bool]
+    graph_inputs: GraphInputs, arguments: Sequence[Any], offload_weight: Callable[[Tensor], bool]
 ) -> bool:
-    """Calls `give_back` for each weight that the graph reads only in packed form; returns whether
-    memory was freed."""
-    found = [offload_weight(arguments[i]) for i in feed.only_packed]
+    """Calls `offload_weight` for each weight that the graph reads only in packed form; returns
+    whether memory was freed."""
+    found = [offload_weight(arguments[i]) for i in graph_inputs.only_packed]
     trim()  # also at later calls, for memory that compiling has left
     return any(found)
 
 
 def _counts(
-    before: _FeedCache | None, arguments: Sequence[Any], fresh: Iterable[int]
+    before: _InputsCache | None, arguments: Sequence[Any], fresh: Iterable[int]
 ) -> Counter[int]:
     """Returns, for each argument in `fresh` (those that this call packed), for how many calls in a
     row it was packed. Parameters are left out, because they change for a while and then stay.
