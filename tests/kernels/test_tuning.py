@@ -32,6 +32,7 @@ TUNINGS = st.fixed_dictionaries(
         "ahead": st.sampled_from([0, 64, 1000, 4096, 1 << 20]),
         "streams": st.integers(1, 2),
         "minimum_rows": st.integers(0, 20),
+        "block_bytes": st.sampled_from([0, 1 << 14, 1 << 40]),
         "near_bytes": st.sampled_from([0, 1 << 15, 1 << 40]),
         "far_bytes": st.sampled_from([0, 1 << 15, 1 << 40]),
         "serial_steps": st.sampled_from([0, 1 << 19, 1 << 40]),

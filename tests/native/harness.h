@@ -141,7 +141,12 @@ inline constexpr Tuning kTunings[] = {
      .serial_steps = 0},
     {.block_depth = 100, .block_rows = 7, .stream_rows = 1, .hint = kT0, .serial_steps = 0},
     {.block_depth = 1 << 20, .block_rows = 1 << 14, .stream_rows = 64, .hint = kNta, .streams = 2},
-    {.block_depth = 300, .block_rows = 50, .stream_rows = 64, .ahead = 0, .streams = 2}};
+    {.block_depth = 300,
+     .block_rows = 50,
+     .block_bytes = 1 << 16,
+     .stream_rows = 64,
+     .ahead = 0,
+     .streams = 2}};
 
 // Every format of these kernels has these parameters while this lives.
 class WithTuning {

@@ -65,15 +65,16 @@ class Products final : public PanelWork {
       : rows_(rows), w_(w), sink_(sink), strips_(strips_for(rows, w, sink)) {}
 
   void run(const RowBlock& block, int64_t p) const override {
-    int32_t* sums = sums_for(block.rows() + kMaxTileRows);
-    if (strips_ != nullptr && block.rows() > strips_->least_rows) {
-      return run_strips({rows_, w_, sink_, *strips_}, block, p, sums);
-    }
+    if (in_strips(block)) return run_all(block, p, p + 1);
     finish();
-    run_panel(rows_, w_, block, p, sums, sink_);
+    run_panel(rows_, w_, block, p, sums_for(block.rows() + kMaxTileRows), sink_);
   }
 
   void run_all(const RowBlock& block, int64_t p, int64_t end) const override {
+    if (in_strips(block)) {
+      int32_t* sums = sums_for(block.rows() + kMaxTileRows);
+      return run_strips({rows_, w_, sink_, *strips_}, block, p, end, sums);
+    }
     const Passage how = passage_of(rows_, w_, block.rows());
     const bool few = strips_ == nullptr && how.streams && block.rows() <= how.height;
     if (!few) return PanelWork::run_all(block, p, end);
@@ -105,6 +106,10 @@ class Products final : public PanelWork {
   }
 
  private:
+  bool in_strips(const RowBlock& block) const {
+    return strips_ != nullptr && block.rows() > strips_->least_rows;
+  }
+
   void store(const RowBlock& block, int64_t p, const int32_t* sums) const {
     Panel columns;
     sink_.load_panel(p, &columns);
@@ -146,6 +151,21 @@ void run_task(const Task& task, bool pairs, std::span<const Columns> all) {
     if (begin < end) run_task({task.product, task.block, begin, end}, pairs, each.work);
     first += each.w.panels();
   }
+}
+
+// On one thread each block is filled right before its products, so that its codes are in cache.
+template <typename F>
+void run_alone(const RowSource& from, std::span<const Columns> all, int64_t panels, const F& run) {
+  const Rows& rows = from.rows;
+  const Extent extent = {1, rows.count, panels, rows.format->tile_rows, most_rows(rows)};
+  const struct Released {  // whatever filling throws
+    const Format& format;
+    ~Released() { release(format); }
+  } end = {*rows.format};
+  grid_of(extent, 1).for_each_task(0, [&](const Task& task) {
+    from.fill(task.block.begin, task.block.end);
+    run(task);
+  });
 }
 
 // Rows that a thread fills at a time: few enough that each of them gets some.
@@ -228,15 +248,17 @@ void for_each_panel(const RowSource& from, std::span<const Columns> all) {
   if (rows.count == 0 || n == 0) return;
   const int64_t products = rows.count * n * std::max<int64_t>(all[0].w.k, 1);
   const int64_t threads = threads_for(from.work() + work_of(rows.tuning, products));
-  const Extent extent = {1, rows.count, panels, rows.format->tile_rows, rows.tuning.block_rows};
+  const auto run = [&](const Task& task) {
+    run_task(task, in_pairs(rows, task.block.rows()), all);
+  };
+  if (threads == 1) return run_alone(from, all, panels, run);
+  const Extent extent = {1, rows.count, panels, rows.format->tile_rows, most_rows(rows)};
   const Grid grid = grid_of(extent, threads);
   in_two_steps(
       threads, rows.count, rows_of_part(rows.count, threads),
       [&](int64_t begin, int64_t end) { from.fill(begin, end); },
       [&](int64_t share) {
-        grid.for_each_task(share, [&](const Task& task) {
-          run_task(task, in_pairs(rows, task.block.rows()), all);
-        });
+        grid.for_each_task(share, run);
         release(*rows.format);
       });
 }
@@ -262,7 +284,7 @@ void gemm(const std::vector<Pairing>& batch, int64_t threads) {
   const int64_t count = static_cast<int64_t>(batch.size());
   const int64_t panels = batch[0].panels.weight.panels(), part = rows_of_part(rows.count, threads);
   const int64_t parts = panels + (rows.count + part - 1) / part;
-  const Extent extent = {count, rows.count, panels, rows.format->tile_rows, rows.tuning.block_rows};
+  const Extent extent = {count, rows.count, panels, rows.format->tile_rows, most_rows(rows)};
   const Grid grid = grid_of(extent, threads);
   const auto fill = [&](int64_t i) {
     const Pairing& product = batch[i / parts];

@@ -83,6 +83,11 @@ struct Passage {
 // The hint with which weights are fetched for a block of so many rows.
 int64_t hint_for(const Tuning& tuning, int64_t rows);
 
+// Rows of a block at most; see Tuning::block_rows and block_bytes.
+inline int64_t most_rows(const Rows& rows) {
+  return std::max(rows.tuning.block_rows, rows.tuning.block_bytes / rows.stride);
+}
+
 Passage passage_of(const Rows& rows, const PackedWeight& w, int64_t count);
 
 // With few rows, the number of panels that are multiplied before their sums are finished, because

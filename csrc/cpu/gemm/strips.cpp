@@ -5,11 +5,13 @@
 namespace qfx::cpu {
 namespace {
 
-// What a thread's last call left undone, and the columns that it and the next one need.
+// What a thread's last call left undone, and the columns that it and the next one need; where K is
+// whole, the sums of both.
 struct Unfinished {
   Pending last;
   Panel panels[2][2];
-  int turn = 0;
+  alignas(64) int32_t sums[2][kMaxTileRows * kPanel];
+  int turn = 0, strips = 0;
 };
 
 Unfinished& unfinished() {
@@ -28,6 +30,54 @@ int64_t fetches_for(const StripProduct& of, const Passage& how, int64_t count) {
   return (lines + strips * steps - 1) / (strips * steps);
 }
 
+// That of up to `most` rows from row m of them on, whose sums are these.
+EpilogueArgs part_of(const EpilogueArgs& all, const int32_t* sums, int64_t m, int64_t most) {
+  EpilogueArgs part = all;
+  part.tile = sums;
+  part.rows = static_cast<int>(std::clamp<int64_t>(all.rows - m, 0, most));
+  if (part.rows == 0) return part;  // there may be nothing to finish at all
+  part.row_add += m;
+  part.row_mul += m;
+  part.row_scale += m * all.scale_stride;
+  part.out = static_cast<char*>(all.out) + m * all.ldo * (all.dtype == Dtype::kFloat32 ? 4 : 2);
+  return part;
+}
+
+// What is the same for all panels of a block.
+struct Run {
+  const StripProduct& of;
+  const RowBlock& block;
+  Passage how;
+  int64_t fetches;
+  const StripFn* strips;  // by output_of
+  int32_t* sums;          // of the block; or null where K is whole
+
+  void panel(int64_t p, Unfinished& left) const;
+};
+
+void Run::panel(int64_t p, Unfinished& left) const {
+  Panel& panel = left.panels[left.turn ^= 1][0];
+  of.sink.load_panel(p, &panel);
+  EpilogueArgs all;
+  of.sink.epilogue_of(sums, block.begin, static_cast<int>(block.rows()), p, panel, &all);
+  const StripFn strip = strips[output_of(all.activation, all.dtype)];
+  const Rows& rows = of.rows;
+  left.last.then[1].rows = 0;
+  for (int64_t k = 0; k == 0 || k < how.depth; k += how.block) {
+    const int64_t part = std::min(how.block, how.depth - k);
+    const int8_t *b = of.w.panel(p) + k * kPanel, *ahead = b + part * kPanel;
+    for (int64_t m = 0; m < block.rows(); m += how.height) {
+      int32_t* tile = sums == nullptr ? left.sums[left.strips ^= 1] : sums + m * kPanel;
+      const uint8_t* a = rows.a + (block.begin + m) * rows.stride + k * rows.format->bytes_per_code;
+      strip(static_cast<int>(how.height), a, rows.stride, b, part / kGroup, ahead, fetches,
+            k > 0 ? tile : nullptr, left.last);
+      ahead += (part / kKMultiple - 1) * fetches * 64;
+      left.last.sums = tile;
+      left.last.then[0] = part_of(all, tile, m, k + how.block >= how.depth ? how.height : 0);
+    }
+  }
+}
+
 }  // namespace
 
 const Strips* strips_for(const Rows& rows, const PackedWeight& w, const TileSink& sink) {
@@ -37,33 +87,18 @@ const Strips* strips_for(const Rows& rows, const PackedWeight& w, const TileSink
   return deep && sink.epilogue_of(nullptr, 0, 0, 0, Panel{}, &probe) ? strips : nullptr;
 }
 
-void run_strips(const StripProduct& of, const RowBlock& block, int64_t p, int32_t* sums) {
+void run_strips(const StripProduct& of, const RowBlock& block, int64_t p, int64_t end,
+                int32_t* sums) {
   Unfinished& left = unfinished();
-  Panel& panel = left.panels[left.turn ^= 1][0];
-  of.sink.load_panel(p, &panel);
   const Passage how = passage_of(of.rows, of.w, block.rows());
-  const int64_t fetches = fetches_for(of, how, block.rows());
-  EpilogueArgs then;
-  of.sink.epilogue_of(sums, block.begin, 0, p, panel, &then);
   const bool alone = block.rows() <= how.height;
-  const StripFn strip = (alone ? of.strips.weights_pass
-                               : of.strips.rows_pass)[output_of(then.activation, then.dtype)];
-  left.last.then[1].rows = 0;
-  for (int64_t k = 0; k == 0 || k < how.depth; k += how.block) {
-    const int64_t part = std::min(how.block, how.depth - k);
-    const int8_t *b = of.w.panel(p) + k * kPanel, *ahead = b + part * kPanel;
-    for (int64_t m = block.begin; m < block.end; m += how.height) {
-      const int count = static_cast<int>(std::min(how.height, block.end - m));
-      int32_t* tile = sums + (m - block.begin) * kPanel;
-      const uint8_t* a = of.rows.a + m * of.rows.stride + k * of.rows.format->bytes_per_code;
-      strip(static_cast<int>(how.height), a, of.rows.stride, b, part / kGroup, ahead, fetches,
-            k > 0 ? tile : nullptr, left.last);
-      ahead += (part / kKMultiple - 1) * fetches * 64;
-      left.last.sums = tile;
-      of.sink.epilogue_of(tile, m, k + how.block >= how.depth ? count : 0, p, panel,
-                          &left.last.then[0]);
-    }
-  }
+  const Run run = {of,
+                   block,
+                   how,
+                   fetches_for(of, how, block.rows()),
+                   alone ? of.strips.weights_pass : of.strips.rows_pass,
+                   how.block >= how.depth ? nullptr : sums};
+  for (; p < end; ++p) run.panel(p, left);
 }
 
 void run_strip_pair(const StripProduct& of, const RowBlock& block, int64_t p, int64_t q,

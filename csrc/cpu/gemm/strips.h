@@ -15,9 +15,11 @@ struct StripProduct {
 // Those of the format, where the sink has an epilogue and K is deep enough; or null.
 const Strips* strips_for(const Rows& rows, const PackedWeight& w, const TileSink& sink);
 
-// A block of rows and a panel, or two panels. `sums` is used until the thread's next call, or until
-// finish_strips, which must come before the thread multiplies anything else.
-void run_strips(const StripProduct& product, const RowBlock& block, int64_t p, int32_t* sums);
+// A block of rows and panels p, p + 1, ..., or two panels. `sums`, of a block where K is cut and of
+// a pair, is used until the thread's next call, or until finish_strips, which must come before the
+// thread multiplies anything else.
+void run_strips(const StripProduct& product, const RowBlock& block, int64_t p, int64_t end,
+                int32_t* sums);
 void run_strip_pair(const StripProduct& product, const RowBlock& block, int64_t p, int64_t q,
                     int32_t* sums);
 

@@ -18,6 +18,7 @@ struct TuningField {
 inline constexpr TuningField kTuningFields[] = {
     {"block_depth", &Tuning::block_depth, 64, 1 << 20},
     {"block_rows", &Tuning::block_rows, 1, 1 << 14},
+    {"block_bytes", &Tuning::block_bytes, 0, int64_t{1} << 40},
     {"stream_rows", &Tuning::stream_rows, 0, 64},
     {"hint", &Tuning::hint, 0, kHints - 1},
     {"ahead", &Tuning::ahead, 0, 1 << 20},

@@ -22,6 +22,8 @@ struct Tuning {
   // Rows are cut into equal blocks of at most this, rounded up to whole tiles. Their codes stay in
   // the second cache while the panels are streamed.
   int64_t block_rows = 240;
+  // A block may have more rows than these where their codes take no more bytes than this.
+  int64_t block_bytes = 0;
   // Up to so many rows the weights are streamed: K is not cut, and what lies `ahead` bytes on is
   // fetched with `hint`, from so many panels side by side as there are streams. Beyond, a tile of
   // each block fetches the next block.

@@ -138,6 +138,7 @@ const Kernels& kernels_amx() {
       .groups = &kGroups,
       .tuning = {.block_depth = 1024,
                  .block_rows = 256,
+                 .block_bytes = 512 << 10,
                  .stream_rows = kTallest,
                  .streams = 2,
                  .minimum_rows = 3,

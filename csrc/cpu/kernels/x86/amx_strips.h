@@ -25,8 +25,8 @@ namespace {
 
 // How many calls of Lines::some to make with every 64 k but the first.
 template <typename L>
-inline int64_t lines_at_once(const EpilogueArgs (&then)[2], int64_t steps) {
-  const int64_t calls = L::calls_for(then[0].rows) + L::calls_for(then[1].rows), rest = steps - 1;
+inline int lines_at_once(int rows, int64_t steps) {
+  const int calls = static_cast<int>(L::calls_for(rows)), rest = static_cast<int>(steps) - 1;
   return rest > 0 ? (calls + rest - 1) / rest : 0;
 }
 
@@ -50,14 +50,23 @@ void strip_behind(const uint8_t* a, int64_t lda, const int8_t* b, int64_t groups
     _tile_dpbssd(3, 5, 7);
   }
   asm volatile("" ::: "memory");  // GCC's tilestored does not claim to write memory
-  Lines<A, D> lines(before.then);
-  const int64_t at_once = lines_at_once<Lines<A, D>>(before.then, steps);
-  for (int64_t s = 1; s < steps; ++s) {
+  Lines<A, D, 1> lines(before.then);
+  const int64_t at_once = lines_at_once<Lines<A, D, 1>>(before.then[0].rows, steps);
+  // (two loops, as a step has no register to spare)
+  const int8_t* const end = b + (steps - 1) * kDepth * kPanel;
+  const auto step = [&]() __attribute__((always_inline)) {
     a += kDepth;
     b += kDepth * kPanel;
     multiply_step<kTall, kPassing>(a, lda, b);
     for (int64_t i = 0; i < at_once && lines.left(); ++i) lines.some();
-    for (int64_t i = 0; i < fetches; ++i, ahead += 64) fetch<kT1>(ahead);
+  };
+  if (fetches == 0) {
+    while (b != end) step();
+  } else {
+    while (b != end) {
+      step();
+      for (int64_t i = 0; i < fetches; ++i, ahead += 64) fetch<kT1>(ahead);
+    }
   }
   while (lines.left()) lines.some();
 }
@@ -102,8 +111,9 @@ void strip_pair(int rows, const uint8_t* a, int64_t lda, const int8_t* b, int64_
   QFX_BEGIN(3, right + kHalf)
   _tile_dpbssd(3, 4, 5);
   asm volatile("" ::: "memory");
-  Lines<A, D> lines(before.then);
-  const int64_t at_once = lines_at_once<Lines<A, D>>(before.then, steps);
+  Lines<A, D, 2> lines(before.then);
+  const int rows_before = before.then[0].rows + before.then[1].rows;
+  const int64_t at_once = lines_at_once<Lines<A, D, 2>>(rows_before, steps);
   for (int64_t s = 1; s < steps; ++s) {
     a += kDepth;
     b += kDepth * kPanel;

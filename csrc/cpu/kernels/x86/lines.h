@@ -10,11 +10,11 @@ namespace {
 
 #define QFX_INLINE inline __attribute__((always_inline))
 
-// The lines of one tile after those of another, a tile whose rows are 0 having none. What a line
-// needs of its columns is kept in registers, as tiles leave few loads that cost nothing; for the
-// same reason lines with an activation go two at a time, which share its constants. Rows have
-// nothing to add, as the operand format is the codes themselves.
-template <Activation A, Dtype D>
+// The lines of a tile, or of two of them one after the other, a tile whose rows are 0 having none.
+// What a line needs of its columns is kept in registers, as tiles leave few loads that cost
+// nothing; for the same reason lines with an activation go two at a time, which share its
+// constants. Rows have nothing to add, as the operand format is the codes themselves.
+template <Activation A, Dtype D, int kTiles>
 class Lines {
  public:
   explicit QFX_INLINE Lines(const EpilogueArgs (&tiles)[2]) : next_(&tiles[1]) { begin(tiles[0]); }
@@ -42,8 +42,10 @@ class Lines {
     scale_of_row_ += kAtOnce * scale_stride_;
     out_ += kAtOnce * step_;
     left_ -= kAtOnce;
-    if (left_ <= 0 && next_ != nullptr) [[unlikely]]
-      begin(*next_);
+    if constexpr (kTiles == 2) {
+      if (left_ <= 0 && next_ != nullptr) [[unlikely]]
+        begin(*next_);
+    }
   }
 
  private:
@@ -68,13 +70,19 @@ class Lines {
   }
 
   QFX_INLINE void sums_of(int r, Floats16 (&y)[2]) const {
-    const __m512i mul = _mm512_set1_epi32(mul_[r]);
+    const int32_t mul = mul_[r];
+    __m512i sums[2];
+#pragma GCC unroll 2
+    for (int i = 0; i < 2; ++i) sums[i] = _mm512_loadu_si512(raw_ + r * kPanel + kHalf * i);
+    if (mul != 0) {  // a symmetric code has no zero point
+#pragma GCC unroll 2
+      for (int i = 0; i < 2; ++i)
+        sums[i] = _mm512_sub_epi32(sums[i], _mm512_mullo_epi32(colsum_[i], _mm512_set1_epi32(mul)));
+    }
     const Floats16 scale = scale_of_row_[r * scale_stride_];
 #pragma GCC unroll 2
     for (int i = 0; i < 2; ++i) {
-      const __m512i raw = _mm512_loadu_si512(raw_ + r * kPanel + kHalf * i);
-      const __m512i sum = _mm512_sub_epi32(raw, _mm512_mullo_epi32(colsum_[i], mul));
-      y[i] = Floats16(_mm512_cvtepi32_ps(sum)) * (scale_[i] * scale) + bias_[i];
+      y[i] = Floats16(_mm512_cvtepi32_ps(sums[i])) * (scale_[i] * scale) + bias_[i];
     }
   }
 
