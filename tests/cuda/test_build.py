@@ -1,5 +1,6 @@
-"""The CUDA kernels compile for every architecture, keep to registers and use the instructions that
-they are written for; the extension that holds them loads on a PyTorch without CUDA."""
+"""The CUDA kernels compile for 8.0 and Hopper (in the long profile for 7.5 too), keep to registers
+and use the instructions that they are written for; the extension that holds them loads on a PyTorch
+without CUDA."""
 
 from __future__ import annotations
 
