@@ -112,6 +112,9 @@ LOOP = """
         ("nop", "vpbroadcastd ymm1, dword ptr [rbp+4]", 0),
         ("mov rbp, rsp", "vmovdqu ymm1, ymmword ptr [rbp-64]", 1),
         ("nop", "mov rcx, qword ptr [rsp]", 0),
+        ("nop", "vmovq rcx, xmm16", 1),
+        ("nop", "vmovq xmm16, rcx", 1),
+        ("nop", "vmovq xmm1, qword ptr [rcx]", 0),
     ],
 )
 def test_a_planted_spill_is_found(tmp_path: Path, before: str, inside: str, spills: int) -> None:

@@ -13,6 +13,8 @@ _INSTRUCTION = re.compile(r"^ *([0-9a-f]+):\t((?:[0-9a-f]{2} )+) *\t(?:\{vex\} )
 # The purpose of a kernel's inner loop; the 1-bit kernels count with vpopcntd or look up.
 _MULTIPLY = re.compile(r"vpmaddubsw|vpdp[a-z]+|tdp[a-z]+|vfmadd[a-z0-9]+|vpopcnt[a-z]+|vpshufb")
 _VECTOR = re.compile(r"\b[xyz]mm\d+")
+# From a vector register to a general one or back: GCC keeps an address there.
+_KEPT_IN_VECTOR = re.compile(r"(?:xmm\d+,[er]\w+|[er]\w+,xmm\d+)$")
 # The first byte of VEX (c4, c5) and EVEX (62) instructions, after address prefixes.
 _WIDE = re.compile(r"(?:(?:26|2e|36|3e|64|65|67) )*(?:c4|c5|62) ")
 
@@ -68,12 +70,14 @@ class Function:
         return any(i.name in ("call", "jmp") and name in i.operands for i in self.body)
 
     def spills(self) -> list[Instruction]:
-        """Returns the moves of vector registers to or from the stack in hot loops."""
+        """Returns the moves of vector registers to or from the stack in hot loops, and those of
+        general registers to or from vector registers."""
         return [
             i
             for loop in self.hot_loops()
             for i in loop
-            if self._stack.search(i.operands) and _VECTOR.search(i.operands)
+            if (self._stack.search(i.operands) and _VECTOR.search(i.operands))
+            or (i.name in ("vmovq", "vmovd") and _KEPT_IN_VECTOR.match(i.operands))
         ]
 
 

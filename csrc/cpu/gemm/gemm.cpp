@@ -22,6 +22,7 @@ void run_panel(const Rows& rows, const PackedWeight& w, const RowBlock& rows_her
   Panel panel;
   sink.load_panel(p, &panel);
   const Passage how = passage_of(rows, w, rows_here.rows());
+  const bool whole = how.block >= how.depth;  // then all tiles have the same sums, which stay near
   for (int64_t k = 0; k == 0 || k < how.depth; k += how.block) {
     const int64_t groups = std::min(how.block, how.depth - k) / kGroup;
     const int8_t* b = w.panel(p) + k * kPanel;
@@ -32,7 +33,7 @@ void run_panel(const Rows& rows, const PackedWeight& w, const RowBlock& rows_her
       const bool fetch = m - rows_here.begin == how.fetching;
       const TileFn* tiles = fetch ? how.fetching_tiles : format.tiles;
       const uint8_t* a = rows.a + m * rows.stride + k * format.bytes_per_code;
-      int32_t* tile = sums + (m - rows_here.begin) * kPanel;
+      int32_t* tile = whole ? sums : sums + (m - rows_here.begin) * kPanel;
       tiles[height_here - 1](a, rows.stride, b, groups, ahead, tile, k > 0);
       if (last) sink.tile(tile, m, height_here, p, panel);
     }

@@ -55,9 +55,11 @@ void configure_pair(int rows) {
   configure(-rows, {rows, rows, rows, rows, rows, kRowsAtMost, kRowsAtMost, kRowsAtMost});
 }
 
+// What went past the caches is there before another thread reads it.
 void release() {
   _tile_release();
   configured = 0;
+  _mm_sfence();
 }
 
 // One operand stays in the first cache from tile to tile, the other is streamed and is left in the
@@ -115,6 +117,7 @@ inline __attribute__((always_inline)) void store_sums(int32_t* out) {
 template <int kHint>
 inline void fetch_step(const int8_t* ahead) {
   if constexpr (kHint == kNothing) return;
+  asm("" : "+r"(ahead));  // or GCC keeps an address for each line, more than there are registers
 #pragma GCC unroll 32
   for (int i = 0; i < kDepth * kPanel; i += 64) fetch<kHint>(ahead + i);
 }

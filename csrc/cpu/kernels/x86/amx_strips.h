@@ -50,8 +50,8 @@ void strip_behind(const uint8_t* a, int64_t lda, const int8_t* b, int64_t groups
     _tile_dpbssd(3, 5, 7);
   }
   asm volatile("" ::: "memory");  // GCC's tilestored does not claim to write memory
-  Lines<A, D, 1> lines(before.then);
-  const int64_t at_once = lines_at_once<Lines<A, D, 1>>(before.then[0].rows, steps);
+  Lines<A, D, 1, false> lines(before.then);
+  const int64_t at_once = lines_at_once<Lines<A, D, 1, false>>(before.then[0].rows, steps);
   // (two loops, as a step has no register to spare)
   const int8_t* const end = b + (steps - 1) * kDepth * kPanel;
   const auto step = [&]() __attribute__((always_inline)) {
@@ -111,9 +111,9 @@ void strip_pair(int rows, const uint8_t* a, int64_t lda, const int8_t* b, int64_
   QFX_BEGIN(3, right + kHalf)
   _tile_dpbssd(3, 4, 5);
   asm volatile("" ::: "memory");
-  Lines<A, D, 2> lines(before.then);
+  Lines<A, D, 2, false> lines(before.then);
   const int rows_before = before.then[0].rows + before.then[1].rows;
-  const int64_t at_once = lines_at_once<Lines<A, D, 2>>(rows_before, steps);
+  const int64_t at_once = lines_at_once<Lines<A, D, 2, false>>(rows_before, steps);
   for (int64_t s = 1; s < steps; ++s) {
     a += kDepth;
     b += kDepth * kPanel;
@@ -137,7 +137,6 @@ void finish_strip(const Pending& last) {
   for (const EpilogueArgs& then : last.then) {
     if (then.rows > 0) epilogue(&then);
   }
-  _mm_sfence();  // what went past the caches is there before another thread reads it
 }
 
 template <Passing kPassing>

@@ -10,8 +10,10 @@
 #include "cpu/kernels/rows/offset.h"
 #include "cpu/kernels/x86/float_lines.h"
 #include "cpu/kernels/x86/group_tiles512.h"
+#include "cpu/kernels/x86/integer_lines.h"
 #include "cpu/kernels/x86/lowbit512.h"
 #include "cpu/kernels/x86/multiply_chains.h"
+#include "cpu/kernels/x86/row_words.h"
 
 namespace qfx::cpu {
 namespace {
@@ -35,6 +37,7 @@ inline void strip(const uint8_t* a, int64_t lda, const int8_t* b, int64_t apart,
       acc[s][r][1] = load ? _mm512_loadu_si512(c + 16) : _mm512_setzero_si512();
     }
   }
+  RowWords<kRows> words(a, lda);
   for (int64_t g = 0; g < groups; g += kSteps) {
 #pragma GCC unroll 4
     for (int s = 0; s < kSteps; ++s) {
@@ -46,13 +49,13 @@ inline void strip(const uint8_t* a, int64_t lda, const int8_t* b, int64_t apart,
         const __m512i w1 = _mm512_loadu_si512(b + p * apart + 64);
 #pragma GCC unroll 12
         for (int r = 0; r < kRows; ++r) {
-          const __m512i x = word_at(a + r * lda);
+          const __m512i x = words.of(r);
           const int line = p * kRows + r;
           acc[s][line][0] = _mm512_dpbusd_epi32(acc[s][line][0], x, w0);
           acc[s][line][1] = _mm512_dpbusd_epi32(acc[s][line][1], x, w1);
         }
       }
-      a += kGroup;
+      words.next();
       b += kPanel * kGroup;
       if constexpr (kHint != kNothing) ahead += kPanel * kGroup;
     }
@@ -94,6 +97,9 @@ int64_t multiply(int64_t rounds) {
   return 64 * run_chains<16>(rounds, b, next);
 }
 
+// What went past the caches is there before another thread reads it.
+void release() { _mm_sfence(); }
+
 constexpr int kTallest = 12, kFew = 6;  // rows; of a pair 6 fill the registers
 
 template <int kHint, int... kLess>
@@ -130,19 +136,20 @@ constexpr Format kFormat = {
     .tiles = kTiles<kNothing, kTallest>.data(),
     .prefetching_tiles = kTiles<kT0, kTallest>.data(),
     .arrange = arrange_offset<128>,
+    .release = release,
     .multiply = multiply,
     .few = {kFew,
             {kTiles<kT0, kTallest>.data(), kTiles<kT1, kFew>.data(), kTiles<kNta, kFew>.data()}},
     .pairs = {kFew, {kPairs<kT0>.data(), kPairs<kT1>.data(), kPairs<kNta>.data()}},
     .groups = &kGroups,
-    .tuning = {.stream_rows = kFew, .streams = 2}};
+    .tuning = {.block_depth = 1024, .stream_rows = kFew, .streams = 2, .far_bytes = 1 << 20}};
 
 constexpr SumKernels kWithLines = {
-    .epilogue = kSumKernels.epilogue,
+    .epilogue = finish_all_lines,
     .add_groups = kSumKernels.add_groups,
     .weight_only = {kSumKernels.weight_only[kT0], kSumKernels.weight_only[kT1],
                     kSumKernels.weight_only[kNta]},
-    .finish_floats = finish_all_lines,
+    .finish_floats = finish_all_float_lines,
 };
 
 constexpr LowbitKernels kLowbit =

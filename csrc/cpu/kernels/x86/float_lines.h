@@ -8,7 +8,7 @@ namespace qfx::cpu {
 namespace {
 
 template <Activation A, Dtype D>
-void finish_lines(const FloatEpilogueArgs& e) {
+void finish_float_lines(const FloatEpilogueArgs& e) {
   const __mmask32 columns = e.columns == kPanel ? ~0u : (1u << e.columns) - 1;
   const int64_t step = e.ldo * (D == Dtype::kFloat32 ? 4 : 2);
   Floats16 scale[2], bias[2];
@@ -32,14 +32,14 @@ void finish_lines(const FloatEpilogueArgs& e) {
 }
 
 template <Activation A>
-void finish_lines(const FloatEpilogueArgs& e) {
-  if (e.dtype == Dtype::kFloat32) return finish_lines<A, Dtype::kFloat32>(e);
-  if (e.dtype == Dtype::kBFloat16) return finish_lines<A, Dtype::kBFloat16>(e);
-  finish_lines<A, Dtype::kFloat16>(e);
+void finish_float_lines(const FloatEpilogueArgs& e) {
+  if (e.dtype == Dtype::kFloat32) return finish_float_lines<A, Dtype::kFloat32>(e);
+  if (e.dtype == Dtype::kBFloat16) return finish_float_lines<A, Dtype::kBFloat16>(e);
+  finish_float_lines<A, Dtype::kFloat16>(e);
 }
 
-inline void finish_all_lines(const FloatEpilogueArgs* args) {
-  with_activation(args->activation, [&](auto a) { finish_lines<decltype(a)::value>(*args); });
+inline void finish_all_float_lines(const FloatEpilogueArgs* args) {
+  with_activation(args->activation, [&](auto a) { finish_float_lines<decltype(a)::value>(*args); });
 }
 
 }  // namespace

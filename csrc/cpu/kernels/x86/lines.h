@@ -10,14 +10,15 @@ namespace {
 
 #define QFX_INLINE inline __attribute__((always_inline))
 
-// The lines of a tile, or of two of them one after the other, a tile whose rows are 0 having none.
-// What a line needs of its columns is kept in registers, as tiles leave few loads that cost
-// nothing; for the same reason lines with an activation go two at a time, which share its
-// constants. Rows have nothing to add, as the operand format is the codes themselves.
-template <Activation A, Dtype D, int kTiles>
+// The lines of kTiles tiles one after the other, a tile whose rows are 0 having none. What a line
+// needs of its columns is kept in registers, as tiles leave few loads that cost nothing; for the
+// same reason lines with an activation go two at a time, which share its constants. kOffset: the
+// operand format adds an offset to codes; without one rows have nothing to add, and those of a
+// symmetric code nothing to take off.
+template <Activation A, Dtype D, int kTiles, bool kOffset>
 class Lines {
  public:
-  explicit QFX_INLINE Lines(const EpilogueArgs (&tiles)[2]) : next_(&tiles[1]) { begin(tiles[0]); }
+  explicit QFX_INLINE Lines(const EpilogueArgs* tiles) : next_(tiles + 1) { begin(tiles[0]); }
 
   QFX_INLINE bool left() const { return left_ > 0; }
 
@@ -39,6 +40,7 @@ class Lines {
       store_line<D>(y[r], columns_, past_caches_, out_ + r * last * step_);
     raw_ += kAtOnce * kPanel;
     mul_ += kAtOnce;
+    if constexpr (kOffset) add_ += kAtOnce;
     scale_of_row_ += kAtOnce * scale_stride_;
     out_ += kAtOnce * step_;
     left_ -= kAtOnce;
@@ -56,7 +58,8 @@ class Lines {
     if (&e == next_) next_ = nullptr;
     left_ = e.rows;
     if (left_ == 0) return;
-    raw_ = e.tile, mul_ = e.row_mul, scale_of_row_ = e.row_scale, scale_stride_ = e.scale_stride;
+    raw_ = e.tile, add_ = e.row_add, mul_ = e.row_mul, scale_of_row_ = e.row_scale,
+    scale_stride_ = e.scale_stride;
     out_ = static_cast<char*>(e.out), step_ = e.ldo * (D == Dtype::kFloat32 ? 4 : 2);
     past_caches_ = e.past_caches;
     columns_ = e.columns == kPanel ? ~0u : (1u << e.columns) - 1;
@@ -70,14 +73,21 @@ class Lines {
   }
 
   QFX_INLINE void sums_of(int r, Floats16 (&y)[2]) const {
-    const int32_t mul = mul_[r];
     __m512i sums[2];
 #pragma GCC unroll 2
     for (int i = 0; i < 2; ++i) sums[i] = _mm512_loadu_si512(raw_ + r * kPanel + kHalf * i);
-    if (mul != 0) {  // a symmetric code has no zero point
+    if (kOffset || mul_[r] != 0) {  // a symmetric code has no zero point
+      const __m512i mul = _mm512_set1_epi32(mul_[r]);
 #pragma GCC unroll 2
       for (int i = 0; i < 2; ++i)
-        sums[i] = _mm512_sub_epi32(sums[i], _mm512_mullo_epi32(colsum_[i], _mm512_set1_epi32(mul)));
+        sums[i] = _mm512_sub_epi32(sums[i], _mm512_mullo_epi32(colsum_[i], mul));
+    }
+    if constexpr (kOffset) {
+      if (add_[r] != 0) [[unlikely]] {
+        const __m512i add = _mm512_set1_epi32(add_[r]);
+#pragma GCC unroll 2
+        for (int i = 0; i < 2; ++i) sums[i] = _mm512_add_epi32(sums[i], add);
+      }
     }
     const Floats16 scale = scale_of_row_[r * scale_stride_];
 #pragma GCC unroll 2
@@ -87,7 +97,7 @@ class Lines {
   }
 
   const EpilogueArgs* next_;
-  const int32_t *raw_, *mul_;
+  const int32_t *raw_, *add_, *mul_;
   const float* scale_of_row_;
   int64_t scale_stride_;
   char* out_;
