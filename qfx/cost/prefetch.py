@@ -32,7 +32,7 @@ CANDIDATES: dict[Prefetch, tuple[str, ...]] = {
     Prefetch("t1", 2048): (KERNELS,),
     Prefetch("t1", 4096): (KERNELS, PROGRAMS),
     Prefetch("t1", 4096, 2): (PROGRAMS,),
-    Prefetch("t1", 8192): (KERNELS,),
+    Prefetch("t1", 8192): (KERNELS, PROGRAMS),
     Prefetch("nta", 2048): (KERNELS,),
     Prefetch("nta", 4096): (KERNELS, PROGRAMS),
     Prefetch("nta", 4096, 2): (PROGRAMS,),

@@ -67,9 +67,13 @@ struct Minimums {
 };
 
 // What is chosen for one row of int8, but into the second cache where that is the first: to fetch a
-// line costs these tiles more, as they fetch half as many in the same time.
+// line costs these tiles more, as they fetch half as many in the same time. The second cache has
+// room for more of them: 8192 bytes ahead were the fastest on a Zen 4 and on a Xeon with AMX.
 Tuning streaming(Tuning tuning) {
-  if (tuning.hint == kT0) tuning.hint = kT1;
+  constexpr int64_t kIntoSecond = 8192;
+  if (tuning.hint == kNta) return tuning;
+  tuning.hint = kT1;
+  tuning.ahead = std::max(tuning.ahead, kIntoSecond);
   return tuning;
 }
 
@@ -163,7 +167,7 @@ class LowbitProduct final : public PanelWork {
                              panels,
                              w_.kind.panel(groups),
                              w_.kind.scales,
-                             tuning_.ahead,
+                             ahead(),
                              rows_.sum + m,
                              rows_.scale + m,
                              rows_.rows.count,
@@ -171,6 +175,10 @@ class LowbitProduct final : public PanelWork {
     const auto* tiles = kernels_.lowbit->few[width_of(w_)][hint_for(tuning_, block.rows())];
     tiles[block.rows() - 1](tile);
   }
+
+  // Whole groups: then their scales, nibbles and fifth bits, which are read side by side, are all
+  // fetched as early as that.
+  int64_t ahead() const { return round_up(tuning_.ahead, w_.kind.block()); }
 
   const Kernels& kernels_;
   const GroupedRows& rows_;
