@@ -28,6 +28,7 @@ set(QFX_CPU_SOURCES
   gemm/lowbit_product.cpp
   gemm/pack.cpp
   gemm/pack_floats.cpp
+  gemm/passage.cpp
   gemm/product.cpp
   gemm/quantize.cpp
   gemm/strips.cpp

@@ -158,4 +158,11 @@ KERNELS = (
         tests=("test_kernels_that_this_processor_lacks_are_never_chosen",),
         isa="amx",
     ),
+    Mutant(
+        "the epilogue of AVX-512 leaves out what the last row adds",
+        old="      if (add_[r] != 0) [[unlikely]] {",
+        new="      if (add_[r] != 0 && left_ > 1) [[unlikely]] {",
+        tests=("test_kernels_agree_with_their_definition_between_pages_that_fault",),
+        isa="avx512vnni",
+    ),
 )

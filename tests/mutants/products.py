@@ -136,4 +136,10 @@ PRODUCTS = (
         new="expected = size_of(header); size < expected) {",
         tests=("test_error_sentence[op_errors]", "test_nonsense_raises_python_exceptions_only"),
     ),
+    Mutant(
+        "the tiles of a panel share their sums where K is cut",
+        old="whole ? sums : sums + row * kPanel",
+        new="sums",
+        tests=("test_parameters_change_no_bit",),
+    ),
 )

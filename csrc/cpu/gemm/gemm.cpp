@@ -3,60 +3,17 @@
 #include <algorithm>
 
 #include "cpu/core/parallel.h"
+#include "cpu/gemm/passage.h"
 #include "cpu/gemm/strips.h"
 
 namespace qfx::cpu {
 namespace {
 
 constexpr int64_t kArrangedBytes = 16 << 20;
-constexpr int64_t kBlockMultiple = kKMultiple;  // of K, which every format's steps divide
 
 // Rows of a block: whole tiles, so that a product has no more of them than its rows need.
 int64_t block_rows(const Format& format, const Tuning& tuning, int64_t rows) {
   return even_part(rows, tuning.block_rows, format.tile_rows);
-}
-
-void run_panel(const Rows& rows, const PackedWeight& w, const RowBlock& rows_here, int64_t p,
-               int32_t* sums, const TileSink& sink) {
-  const Format& format = *rows.format;
-  Panel panel;
-  sink.load_panel(p, &panel);
-  const Passage how = passage_of(rows, w, rows_here.rows());
-  const bool whole = how.block >= how.depth;  // then all tiles have the same sums, which stay near
-  for (int64_t k = 0; k == 0 || k < how.depth; k += how.block) {
-    const int64_t groups = std::min(how.block, how.depth - k) / kGroup;
-    const int8_t* b = w.panel(p) + k * kPanel;
-    const bool last = k + how.block >= how.depth;
-    const int8_t* ahead = b + (how.streams ? rows.tuning.ahead : groups * kGroup * kPanel);
-    for (int64_t m = rows_here.begin; m < rows_here.end; m += how.height) {
-      const int height_here = static_cast<int>(std::min(how.height, rows_here.end - m));
-      const bool fetch = m - rows_here.begin == how.fetching;
-      const TileFn* tiles = fetch ? how.fetching_tiles : format.tiles;
-      const uint8_t* a = rows.a + m * rows.stride + k * format.bytes_per_code;
-      int32_t* tile = whole ? sums : sums + (m - rows_here.begin) * kPanel;
-      tiles[height_here - 1](a, rows.stride, b, groups, ahead, tile, k > 0);
-      if (last) sink.tile(tile, m, height_here, p, panel);
-    }
-  }
-}
-
-// At most the rows of one tile; the weights are streamed.
-void multiply_few(const Rows& rows, const PackedWeight& w, const RowBlock& rows_here, int64_t p,
-                  const Passage& how, int32_t* sums) {
-  const int8_t* b = w.panel(p);
-  how.fetching_tiles[rows_here.rows() - 1](rows.a + rows_here.begin * rows.stride, rows.stride, b,
-                                           how.depth / kGroup, b + rows.tuning.ahead, sums, false);
-}
-
-// Few rows and two panels at once.
-void multiply_pair(const Rows& rows, const PackedWeight& w, const RowBlock& rows_here, int64_t p,
-                   int64_t q, int32_t* sums) {
-  const Format& format = *rows.format;
-  const int64_t count = rows_here.rows();
-  const int64_t groups = round_up(w.k, format.k_multiple) / kGroup;
-  const PairFn* pairs = format.pairs.tiles[hint_for(rows.tuning, count)];
-  pairs[count - 1](rows.a + rows_here.begin * rows.stride, rows.stride, w.panel(p),
-                   w.panel(q) - w.panel(p), groups, rows.tuning.ahead, sums);
 }
 
 // Whole products, handed to a sink.
@@ -156,7 +113,7 @@ void run_task(const Task& task, bool pairs, std::span<const Columns> all) {
 
 // On one thread each block is filled right before its products, so that its codes are in cache.
 template <typename F>
-void run_alone(const RowSource& from, std::span<const Columns> all, int64_t panels, const F& run) {
+void run_alone(const RowSource& from, int64_t panels, const F& run) {
   const Rows& rows = from.rows;
   const Extent extent = {1, rows.count, panels, rows.format->tile_rows, most_rows(rows)};
   const struct Released {  // whatever filling throws
@@ -180,12 +137,6 @@ int64_t row_stride(int64_t bytes) { return ((bytes + 63) / 64 | 1) * 64; }
 
 }  // namespace
 
-// The weights for one row may bypass the second cache, so that the keys and values of attention and
-// what runs between two calls stay there. Weights for several rows are fetched into the caches.
-int64_t hint_for(const Tuning& tuning, int64_t rows) {
-  return tuning.hint == kNta && rows > 1 ? int64_t{kT0} : tuning.hint;
-}
-
 const Format& format_for(const Kernels& kernels, Operands operands, int64_t rows) {
   const Format* format = kernels.formats[static_cast<int>(operands)];
   while (format->below != nullptr && rows < tuning_of(*format).minimum_rows) format = format->below;
@@ -195,22 +146,6 @@ const Format& format_for(const Kernels& kernels, Operands operands, int64_t rows
 int64_t tile_rows_for(const Format& format, int64_t rows) {
   const int64_t block = block_rows(format, tuning_of(format), rows);
   return tile_height(std::clamp<int64_t>(rows, 1, block), format.tile_rows);
-}
-
-Passage passage_of(const Rows& rows, const PackedWeight& w, int64_t count) {
-  const Format& format = *rows.format;
-  const Tuning& tuning = rows.tuning;
-  const int64_t depth = round_up(w.k, format.k_multiple);
-  const int64_t height = tile_height(count, format.tile_rows);
-  const bool streams = count <= tuning.stream_rows;
-  const int64_t block = even_part(
-      depth, streams ? std::max(depth, kBlockMultiple) : tuning.block_depth, kBlockMultiple);
-  // The second tile of a block, as the first may wait for its own weights.
-  const int64_t fetching = !streams && count > height ? height : 0;
-  const bool by_hint = streams && count <= format.few.rows;
-  const TileFn* tiles =
-      by_hint ? format.few.tiles[hint_for(tuning, count)] : format.prefetching_tiles;
-  return {depth, block, height, streams, fetching, tiles};
 }
 
 int64_t rows_at_once(const Kernels& kernels, const PackedWeight& w, int64_t rows) {
@@ -252,7 +187,7 @@ void for_each_panel(const RowSource& from, std::span<const Columns> all) {
   const auto run = [&](const Task& task) {
     run_task(task, in_pairs(rows, task.block.rows()), all);
   };
-  if (threads == 1) return run_alone(from, all, panels, run);
+  if (threads == 1) return run_alone(from, panels, run);
   const Extent extent = {1, rows.count, panels, rows.format->tile_rows, most_rows(rows)};
   const Grid grid = grid_of(extent, threads);
   in_two_steps(

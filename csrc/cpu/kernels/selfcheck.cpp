@@ -86,7 +86,9 @@ int first_other(const float* found, const float* expected, int n) {
 
 std::string fault_of_format(const Kernels& kernels, const Format& format, const Problem& problem) {
   for (int rows = 1; rows <= format.tile_rows; ++rows) {
-    for (const TileFn* tiles : {format.tiles, format.prefetching_tiles}) {
+    for (const TileFn* tiles :
+         {format.tiles, format.prefetching_tiles, format.half_prefetching_tiles}) {
+      if (tiles == nullptr) continue;
       const std::string fault = fault_of_tile(kernels, format, tiles[rows - 1], rows, problem);
       if (!fault.empty()) return fault;
     }

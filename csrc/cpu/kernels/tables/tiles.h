@@ -83,6 +83,9 @@ struct Format {
   int32_t mul_offset;   // see above
   const TileFn* tiles;  // tiles[r - 1] handles r rows
   const TileFn* prefetching_tiles;
+  // The same, which fetch half as many bytes: two tiles of a block share what is to be fetched, so
+  // that memory is read all the time. Null where there are none.
+  const TileFn* half_prefetching_tiles = nullptr;
   int32_t (*arrange)(const int8_t* q, int64_t k, int64_t padded_k, uint8_t* a);
   // What a thread calls after its last tile, to release what tiles set up. Null if nothing.
   void (*release)() = nullptr;

@@ -21,7 +21,8 @@ namespace {
 // rows x 32 columns of one panel or of two. 2 accumulators a row, panel and depth step: up to 24
 // registers, 2 for the weights. Few rows take several steps at once, or the latency of vpdpbusd
 // would bound them. Every loop over the accumulators is unrolled, or GCC spills them.
-template <int kPanels, int kRows, int kHint>
+// Each step fetches kFetched lines of a panel.
+template <int kPanels, int kRows, int kHint, int kFetched = 2>
 inline void strip(const uint8_t* a, int64_t lda, const int8_t* b, int64_t apart, int64_t groups,
                   const int8_t* ahead, int32_t* out, bool accumulate) {
   constexpr int kLines = kPanels * kRows;
@@ -44,7 +45,7 @@ inline void strip(const uint8_t* a, int64_t lda, const int8_t* b, int64_t apart,
 #pragma GCC unroll 2
       for (int p = 0; p < kPanels; ++p) {
         fetch<kHint>(ahead + p * apart);
-        fetch<kHint>(ahead + p * apart + 64);
+        if constexpr (kFetched == 2) fetch<kHint>(ahead + p * apart + 64);
         const __m512i w0 = _mm512_loadu_si512(b + p * apart);
         const __m512i w1 = _mm512_loadu_si512(b + p * apart + 64);
 #pragma GCC unroll 12
@@ -57,7 +58,7 @@ inline void strip(const uint8_t* a, int64_t lda, const int8_t* b, int64_t apart,
       }
       words.next();
       b += kPanel * kGroup;
-      if constexpr (kHint != kNothing) ahead += kPanel * kGroup;
+      if constexpr (kHint != kNothing) ahead += kFetched * 64;
     }
   }
 #pragma GCC unroll 12
@@ -79,10 +80,10 @@ inline void strip(const uint8_t* a, int64_t lda, const int8_t* b, int64_t apart,
   }
 }
 
-template <int kRows, int kHint>
+template <int kRows, int kHint, int kFetched = 2>
 void tile(const uint8_t* a, int64_t lda, const int8_t* b, int64_t groups, const int8_t* ahead,
           int32_t* out, bool accumulate) {
-  strip<1, kRows, kHint>(a, lda, b, 0, groups, ahead, out, accumulate);
+  strip<1, kRows, kHint, kFetched>(a, lda, b, 0, groups, ahead, out, accumulate);
 }
 
 template <int kRows, int kHint>
@@ -102,9 +103,9 @@ void release() { _mm_sfence(); }
 
 constexpr int kTallest = 12, kFew = 6;  // rows; of a pair 6 fill the registers
 
-template <int kHint, int... kLess>
+template <int kHint, int kFetched, int... kLess>
 constexpr std::array<TileFn, sizeof...(kLess)> tiles_of(std::integer_sequence<int, kLess...>) {
-  return {tile<kLess + 1, kHint>...};
+  return {tile<kLess + 1, kHint, kFetched>...};
 }
 
 template <int kHint, int... kLess>
@@ -112,8 +113,8 @@ constexpr std::array<PairFn, sizeof...(kLess)> pairs_of(std::integer_sequence<in
   return {pair<kLess + 1, kHint>...};
 }
 
-template <int kHint, int kRows>
-constexpr auto kTiles = tiles_of<kHint>(std::make_integer_sequence<int, kRows>());
+template <int kHint, int kRows, int kFetched = 2>
+constexpr auto kTiles = tiles_of<kHint, kFetched>(std::make_integer_sequence<int, kRows>());
 
 template <int kHint>
 constexpr auto kPairs = pairs_of<kHint>(std::make_integer_sequence<int, kFew>());
@@ -135,6 +136,7 @@ constexpr Format kFormat = {
     .mul_offset = 128,
     .tiles = kTiles<kNothing, kTallest>.data(),
     .prefetching_tiles = kTiles<kT0, kTallest>.data(),
+    .half_prefetching_tiles = kTiles<kT0, kTallest, 1>.data(),
     .arrange = arrange_offset<128>,
     .release = release,
     .multiply = multiply,
