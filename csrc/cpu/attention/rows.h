@@ -43,9 +43,8 @@ class AttentionRows {
   int64_t rows_, width_, score_stride_, output_width_;
   std::vector<Part> parts_;
   Rows queries_, probabilities_;
-  float *scores_, *mask_, *outputs_, *query_floats_;
-  float row_scale_[kMaxTileRows], factor_[kMaxTileRows], inverse_[kMaxTileRows];
-  SoftmaxSums sums_[kMaxTileRows];
+  float *scores_, *mask_, *outputs_, *query_floats_, *tops_;
+  float row_scale_[kMaxTileRows], greatest_[kMaxTileRows], factor_[kMaxTileRows];
   int32_t *tiles_, *value_sums_;
   int8_t* codes_;
   const float* masks_[kMaxTileRows];  // of each row, loaded; or null
