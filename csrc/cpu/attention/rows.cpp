@@ -146,28 +146,45 @@ void AttentionRows::score(const HeadCodes& codes, int64_t count, const PanelRang
   const Format& format = *queries_.format;
   const int64_t depth = round_up(a_.q.columns, format.k_multiple);
   std::fill_n(tops_, count * kPanel, -std::numeric_limits<float>::infinity());
-  for (int64_t p = panels.first; p < panels.end; p += kPanelsScored) {
-    const int64_t some = std::min<int64_t>(kPanelsScored, panels.end - p);
+  int64_t p = panels.first;
+  const auto args_of = [&](int64_t some) {
+    return ScoreArgs{.raw = tiles_,
+                     .rows = count,
+                     .panels = some,
+                     .add = queries_.add,
+                     .mul = format.mul_offset,
+                     .row_scale = row_scale_,
+                     .key_scale = codes.k_scale + p * kPanel,
+                     .colsum = codes.k_sums + p * kPanel,
+                     .first = p * kPanel,
+                     .keys = keys_,
+                     .mask = masks_,
+                     .out = scores_ + (p - panels.first) * kPanel,
+                     .stride = score_stride_,
+                     .top = tops_};
+  };
+  if (format.scores != nullptr && seen_by_all(count) > p) {
+    const ScoreArgs args = args_of(std::min(seen_by_all(count), panels.end) - p);
+    format.scores[count - 1](queries_.a, queries_.stride, codes.k.panel(p),
+                             kPanel * codes.k.padded_k, depth / kGroup, &args);
+    p += args.panels;
+  }
+  for (int64_t some; p < panels.end; p += some) {
+    some = std::min<int64_t>(kPanelsScored, panels.end - p);
     for (int64_t i = 0; i < some; ++i) {
       multiply(queries_, count, codes.k.panel(p + i), depth, tiles_ + i * count * kPanel);
     }
-    const ScoreArgs args = {.raw = tiles_,
-                            .rows = count,
-                            .panels = some,
-                            .add = queries_.add,
-                            .mul = format.mul_offset,
-                            .row_scale = row_scale_,
-                            .key_scale = codes.k_scale + p * kPanel,
-                            .colsum = codes.k_sums + p * kPanel,
-                            .first = p * kPanel,
-                            .keys = keys_,
-                            .mask = masks_,
-                            .out = scores_ + (p - panels.first) * kPanel,
-                            .stride = score_stride_,
-                            .top = tops_};
+    const ScoreArgs args = args_of(some);
     kernels_.attention->score(&args);
   }
   kernels_.attention->greatest(tops_, count, greatest_);
+}
+
+// Panels 0, 1, ... of which every row sees each key.
+int64_t AttentionRows::seen_by_all(int64_t count) const {
+  int64_t keys = width_;
+  for (int64_t r = 0; r < count; ++r) keys = masks_[r] == nullptr ? std::min(keys, keys_[r]) : 0;
+  return keys / kPanel;
 }
 
 // Scores -> the two bytes of each row's probabilities, arranged: after the next row has its

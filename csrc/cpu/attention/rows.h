@@ -33,6 +33,7 @@ class AttentionRows {
   void quantize(const Part& part);
   PanelRange look(const Part& part);
   void score(const HeadCodes& codes, int64_t count, const PanelRange& panels);
+  int64_t seen_by_all(int64_t count) const;
   void softmax(const HeadCodes& codes, int64_t count, const PanelRange& panels);
   void arrange(const float* u, float factor, int64_t row, int64_t low_row, int64_t width);
   void mix(const HeadCodes& codes, int64_t count, const PanelRange& panels);

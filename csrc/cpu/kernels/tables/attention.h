@@ -40,8 +40,9 @@ struct FinishArgs {
   void* out;
 };
 
-// Panels of attention scores, kPanelsScored or fewer: out[r * stride + n], n counted through all of
-// them, from raw[panel][r][32]; see rows/softmax.h.
+// Panels of attention scores: out[r * stride + n], n counted through all of them, from
+// raw[panel][r][32] of kPanelsScored panels or fewer, see rows/softmax_plain.h; or from tiles of
+// Format::scores, which read neither raw, add, first, keys nor mask.
 inline constexpr int kPanelsScored = 4;
 struct ScoreArgs {
   const int32_t* raw;
@@ -56,7 +57,7 @@ struct ScoreArgs {
   const float* const* mask;  // [rows], from key 0, minus infinity where a key is not seen; or null
   float* out;
   int64_t stride;
-  float* top;  // [rows][32], the greatest score so far of the keys n mod 32
+  float* top;  // [rows][32], the greatest score so far is the greatest of these
 };
 
 // A row of attention scores, which become weights times the values' scales.
