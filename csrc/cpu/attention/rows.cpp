@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <limits>
 
 #include "cpu/core/scratch.h"
 
@@ -46,13 +47,14 @@ AttentionRows::AttentionRows(const Kernels& kernels, const Attention& attention,
   const int64_t query_width = round_up(a_.q.columns, kPanel);
   output_width_ = round_up(a_.v.columns, kPanel);
   const int64_t masks = attention.mask.kind == Mask::Kind::kNone ? 0 : rows_ * width_;
-  scores_ =
-      floats.get<float>(rows_ * (score_stride_ + output_width_) + masks + kPanel * query_width);
+  scores_ = floats.get<float>(rows_ * (score_stride_ + output_width_ + kPanel) + masks +
+                              kPanel * query_width);
   outputs_ = scores_ + rows_ * score_stride_;
   mask_ = outputs_ + rows_ * output_width_;
   query_floats_ = mask_ + masks;
-  tiles_ = tiles.get<int32_t>(2 * rows_ * kPanel + output_width_);
-  value_sums_ = tiles_ + 2 * rows_ * kPanel;
+  tops_ = query_floats_ + kPanel * query_width;
+  tiles_ = tiles.get<int32_t>(kPanelsScored * rows_ * kPanel + output_width_);
+  value_sums_ = tiles_ + kPanelsScored * rows_ * kPanel;
   codes_ = codes.get<int8_t>(std::max(2 * width_, kPanel * query_width));
   std::fill_n(mask_, masks, 0.f);
 }
@@ -143,36 +145,64 @@ void AttentionRows::quantize(const Part& part) {
 void AttentionRows::score(const HeadCodes& codes, int64_t count, const PanelRange& panels) {
   const Format& format = *queries_.format;
   const int64_t depth = round_up(a_.q.columns, format.k_multiple);
-  for (int64_t p = panels.first; p < panels.end; ++p) {
-    multiply(queries_, count, codes.k.panel(p), depth, tiles_);
-    const ScoreArgs args = {tiles_,
-                            count,
-                            queries_.add,
-                            format.mul_offset,
-                            row_scale_,
-                            codes.k_scale + p * kPanel,
-                            codes.k_sums + p * kPanel,
-                            scores_ + (p - panels.first) * kPanel,
-                            score_stride_};
+  std::fill_n(tops_, count * kPanel, -std::numeric_limits<float>::infinity());
+  int64_t p = panels.first;
+  const auto args_of = [&](int64_t some) {
+    return ScoreArgs{.raw = tiles_,
+                     .rows = count,
+                     .panels = some,
+                     .add = queries_.add,
+                     .mul = format.mul_offset,
+                     .row_scale = row_scale_,
+                     .key_scale = codes.k_scale + p * kPanel,
+                     .colsum = codes.k_sums + p * kPanel,
+                     .first = p * kPanel,
+                     .keys = keys_,
+                     .mask = masks_,
+                     .out = scores_ + (p - panels.first) * kPanel,
+                     .stride = score_stride_,
+                     .top = tops_};
+  };
+  if (format.scores != nullptr && seen_by_all(count) > p) {
+    const ScoreArgs args = args_of(std::min(seen_by_all(count), panels.end) - p);
+    format.scores[count - 1](queries_.a, queries_.stride, codes.k.panel(p),
+                             kPanel * codes.k.padded_k, depth / kGroup, &args);
+    p += args.panels;
+  }
+  for (int64_t some; p < panels.end; p += some) {
+    some = std::min<int64_t>(kPanelsScored, panels.end - p);
+    for (int64_t i = 0; i < some; ++i) {
+      multiply(queries_, count, codes.k.panel(p + i), depth, tiles_ + i * count * kPanel);
+    }
+    const ScoreArgs args = args_of(some);
     kernels_.attention->score(&args);
   }
+  kernels_.attention->greatest(tops_, count, greatest_);
 }
 
-// Scores -> the two bytes of each row's probabilities, arranged. (A4), (A5)
+// Panels 0, 1, ... of which every row sees each key.
+int64_t AttentionRows::seen_by_all(int64_t count) const {
+  int64_t keys = width_;
+  for (int64_t r = 0; r < count; ++r) keys = masks_[r] == nullptr ? std::min(keys, keys_[r]) : 0;
+  return keys / kPanel;
+}
+
+// Scores -> the two bytes of each row's probabilities, arranged: after the next row has its
+// weights, so that a division is not waited for. (A4), (A5)
 void AttentionRows::softmax(const HeadCodes& codes, int64_t count, const PanelRange& panels) {
   const int64_t first = panels.first * kPanel, width = panels.end * kPanel - first;
-  for (int64_t r = 0; r < count; ++r) {
-    const float* mask = masks_[r] == nullptr ? nullptr : masks_[r] + first;
-    const SoftmaxArgs args = {scores_ + r * score_stride_, width, keys_[r] - first, mask,
-                              codes.v_scale + first};
-    sums_[r] = kernels_.attention->softmax(&args);
-  }
-  for (int64_t r = 0; r < count; ++r) {
-    factor_[r] = sums_[r].sum == 0.f ? 0.f : sums_[r].top / (kProbabilityMax * sums_[r].sum);
-    inverse_[r] = kProbabilityMax / sums_[r].top;
-  }
-  for (int64_t r = 0; r < count; ++r) {
-    arrange(scores_ + r * score_stride_, inverse_[r], r, count + r, width);
+  float inverse = 0.f;
+  for (int64_t r = 0; r <= count; ++r) {
+    const float before = inverse;
+    if (r < count) {
+      const int64_t keys = std::min(keys_[r] - first, width);
+      const SoftmaxArgs args = {scores_ + r * score_stride_, width, keys, greatest_[r],
+                                codes.v_scale + first};
+      const SoftmaxSums sums = kernels_.attention->softmax(&args);
+      factor_[r] = sums.sum == 0.f ? 0.f : sums.top / (kProbabilityMax * sums.sum);
+      inverse = kProbabilityMax / sums.top;
+    }
+    if (r > 0) arrange(scores_ + (r - 1) * score_stride_, before, r - 1, count + r - 1, width);
   }
 }
 

@@ -33,6 +33,7 @@ class AttentionRows {
   void quantize(const Part& part);
   PanelRange look(const Part& part);
   void score(const HeadCodes& codes, int64_t count, const PanelRange& panels);
+  int64_t seen_by_all(int64_t count) const;
   void softmax(const HeadCodes& codes, int64_t count, const PanelRange& panels);
   void arrange(const float* u, float factor, int64_t row, int64_t low_row, int64_t width);
   void mix(const HeadCodes& codes, int64_t count, const PanelRange& panels);
@@ -43,9 +44,8 @@ class AttentionRows {
   int64_t rows_, width_, score_stride_, output_width_;
   std::vector<Part> parts_;
   Rows queries_, probabilities_;
-  float *scores_, *mask_, *outputs_, *query_floats_;
-  float row_scale_[kMaxTileRows], factor_[kMaxTileRows], inverse_[kMaxTileRows];
-  SoftmaxSums sums_[kMaxTileRows];
+  float *scores_, *mask_, *outputs_, *query_floats_, *tops_;
+  float row_scale_[kMaxTileRows], greatest_[kMaxTileRows], factor_[kMaxTileRows];
   int32_t *tiles_, *value_sums_;
   int8_t* codes_;
   const float* masks_[kMaxTileRows];  // of each row, loaded; or null

@@ -56,23 +56,24 @@ inline Integers turned(const float* x, int64_t n, const float* center, float* ou
   return most;
 }
 
-inline Integers prepare_row(const PanelCodesArgs& args, int64_t r, float* row) {
-  const float* x = read_row(args, r, row);
-  const int64_t n = args.columns;
-  if (args.rotation == 64) return turned<64, true>(x, n, args.center, row);
-  if (args.rotation == 16) return turned<16, true>(x, n, args.center, row);
-  return turned<kPanel, false>(x, in_panels(n), args.center, row);
-}
-
-inline void prepare_rows(const PanelCodesArgs& args, int32_t* magnitude) {
-  const int64_t step = in_panels(args.columns);
+// All rows, so that what the stages need is loaded once.
+template <int kBlock, bool kRotate>
+inline void prepare_rows_in(const PanelCodesArgs args, int32_t* magnitude) {
+  const int64_t step = in_panels(args.columns), n = kRotate ? args.columns : step;
   for (int64_t r = 0; r < args.rows; r += 4) {
     Integers most[4] = {no_magnitude(), no_magnitude(), no_magnitude(), no_magnitude()};
     for (int i = 0; i < 4 && r + i < args.rows; ++i) {
-      most[i] = prepare_row(args, r + i, args.floats + (r + i) * step);
+      float* row = args.floats + (r + i) * step;
+      most[i] = turned<kBlock, kRotate>(read_row(args, r + i, row), n, args.center, row);
     }
     _mm_storeu_si128(reinterpret_cast<__m128i*>(magnitude + r), greatest_of_four(most));
   }
+}
+
+inline void prepare_rows(const PanelCodesArgs& args, int32_t* magnitude) {
+  if (args.rotation == 64) return prepare_rows_in<64, true>(args, magnitude);
+  if (args.rotation == 16) return prepare_rows_in<16, true>(args, magnitude);
+  prepare_rows_in<kPanel, false>(args, magnitude);
 }
 
 }  // namespace wide
@@ -96,12 +97,24 @@ inline void prepare_rows(const PanelCodesArgs& args, int32_t* magnitude) {
 // Codes of a finite row plus `offset`; |x * inverse| is at most 127 and a few roundings.
 inline void put_codes(const float* x, int64_t n, float inverse, uint8_t offset, int8_t* out) {
 #if defined(__AVX512BW__)
-  const __m512i added = _mm512_set1_epi32(offset);
+  const __m512i added = _mm512_set1_epi8(static_cast<char>(offset));
+  const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
   const __m512 scale = _mm512_set1_ps(inverse);
-  for (int64_t i = 0; i < n; i += 16) {
-    const __m512i q = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(x + i), scale));
-    const __m128i codes = _mm512_cvtepi32_epi8(_mm512_add_epi32(q, added));
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(out + i), codes);
+  const auto words = [&](const float* from) {
+    return _mm512_packs_epi32(_mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(from), scale)),
+                              _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(from + 16), scale)));
+  };
+  int64_t i = 0;
+  for (; i + 2 * kPanel <= n; i += 2 * kPanel) {
+    // The packing instructions work in lanes of 16 bytes.
+    const __m512i bytes = _mm512_packs_epi16(words(x + i), words(x + i + kPanel));
+    const __m512i codes = _mm512_add_epi8(_mm512_permutexvar_epi32(order, bytes), added);
+    _mm512_storeu_si512(out + i, codes);
+  }
+  if (i < n) {
+    const __m512i bytes = _mm512_packs_epi16(words(x + i), _mm512_setzero_si512());
+    const __m512i codes = _mm512_add_epi8(_mm512_permutexvar_epi32(order, bytes), added);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + i), _mm512_castsi512_si256(codes));
   }
 #else
   const RowCode code = {0.f, inverse, 0, -127, 127, true};

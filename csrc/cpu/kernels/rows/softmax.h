@@ -13,26 +13,6 @@
 namespace qfx::cpu {
 namespace {  // internal linkage: each instruction set compiles its own
 
-// Scores of a panel of keys: out = float(raw + add - mul colsum) * (row_scale * key_scale). (A3)
-inline void score_panel(const ScoreArgs* args) {
-  uint32_t zero[kPanel];
-  float key_scale[kPanel];
-  for (int n = 0; n < kPanel; ++n) {
-    zero[n] = static_cast<uint32_t>(args->mul) * static_cast<uint32_t>(args->colsum[n]);
-    key_scale[n] = args->key_scale[n];
-  }
-  const int32_t* __restrict raw = args->raw;
-  float* __restrict out = args->out;
-  for (int64_t r = 0; r < args->rows; ++r, raw += kPanel, out += args->stride) {
-    const uint32_t add = static_cast<uint32_t>(args->add[r]);
-    const float row_scale = args->row_scale[r];
-    for (int n = 0; n < kPanel; ++n) {
-      const uint32_t acc = static_cast<uint32_t>(raw[n]) + add - zero[n];
-      out[n] = static_cast<float>(static_cast<int32_t>(acc)) * (row_scale * key_scale[n]);
-    }
-  }
-}
-
 // y = float(256 high + low) * factor, high and low as score_panel's integers.              (A6)
 inline void mix_rows(const MixArgs* args) {
   uint32_t zero[kPanel];

@@ -35,24 +35,40 @@ inline float weight_of(float x) {
   return select(x < -60.f, 0.f, p * power);
 }
 
-// Minus infinity where the row does not see a key, the mask added elsewhere; the greatest.
-inline float top_of_row(const SoftmaxArgs* args) {
-  float top[kPanel];
-  for (int n = 0; n < kPanel; ++n) top[n] = -kInfinity;
-  for (int64_t first = 0; first < args->keys; first += kPanel) {
-    float* __restrict t = args->scores + first;
-    if (args->mask != nullptr) add_mask(t, args->mask + first);
-    if (args->keys - first < kPanel) hide_from(static_cast<int>(args->keys - first), t);
-    for (int n = 0; n < kPanel; ++n) top[n] = larger(t[n], top[n]);
+// t = float(raw + add - mul colsum) * (row_scale * key_scale), and the mask added; minus infinity
+// where the row does not see a key.                                                        (A3)
+inline void score_panels(const ScoreArgs* args) {
+  for (int64_t r = 0; r < args->rows; ++r) {
+    const float* mask = args->mask[r];
+    const uint32_t add = static_cast<uint32_t>(args->add[r]);
+    const float row_scale = args->row_scale[r];
+    float* __restrict top = args->top + r * kPanel;
+    for (int64_t p = 0; p < args->panels && args->first + p * kPanel < args->keys[r]; ++p) {
+      const int64_t first = args->first + p * kPanel, left = args->keys[r] - first;
+      const int32_t* __restrict raw = args->raw + (p * args->rows + r) * kPanel;
+      const int32_t* __restrict colsum = args->colsum + p * kPanel;
+      const float* __restrict key_scale = args->key_scale + p * kPanel;
+      float* __restrict t = args->out + r * args->stride + p * kPanel;
+      for (int n = 0; n < kPanel; ++n) {
+        const uint32_t zero = static_cast<uint32_t>(args->mul) * static_cast<uint32_t>(colsum[n]);
+        const uint32_t acc = static_cast<uint32_t>(raw[n]) + add - zero;
+        t[n] = static_cast<float>(static_cast<int32_t>(acc)) * (row_scale * key_scale[n]);
+      }
+      if (mask != nullptr) add_mask(t, mask + first);
+      if (left < kPanel) hide_from(static_cast<int>(left), t);
+      for (int n = 0; n < kPanel; ++n) top[n] = larger(t[n], top[n]);
+    }
   }
-  return by_halves<larger>(top);
+}
+
+inline void greatest_of_rows(const float* top, int64_t rows, float* out) {
+  for (int64_t r = 0; r < rows; ++r) out[r] = by_halves<larger>(top + r * kPanel);
 }
 
 // Scores -> weights times the values' scales, in place; after the last panel with a key that
 // counts, zeros. A row that sees nothing has the sum 0, one with a fault NaN.         (A4) (A5)
 inline SoftmaxSums softmax_row(const SoftmaxArgs* args) {
-  const float greatest_score = top_of_row(args);
-  const float top = greatest_score == -kInfinity ? 0.f : greatest_score;
+  const float top = args->greatest == -kInfinity ? 0.f : args->greatest;
   float sum[kPanel] = {}, most[kPanel] = {};
   const float* __restrict value_scale = args->value_scale;
   float* __restrict u = args->scores;

@@ -29,19 +29,53 @@ inline float by_halves(const Vector* x) {
 #endif
 }
 
-// Minus infinity where the row does not see a key, the mask added elsewhere; the greatest.
-inline float top_of_row(const SoftmaxArgs* args) {
-  Vector top[kVectors];
-#pragma GCC unroll 4
-  for (int i = 0; i < kVectors; ++i) top[i] = all(-kInfinity);
-  for (int64_t first = 0; first < args->keys; first += kPanel) {
-    float* t = args->scores + first;
-    if (args->mask != nullptr) add_mask(t, args->mask + first);
-    if (args->keys - first < kPanel) hide_from(static_cast<int>(args->keys - first), t);
-#pragma GCC unroll 4
-    for (int i = 0; i < kVectors; ++i) top[i] = larger(load(t + i * kLanes), top[i]);
+inline void score_panels(const ScoreArgs* given) {
+  const ScoreArgs args = *given;
+  alignas(64) uint32_t zero[kPanelsScored * kPanel];
+  for (int64_t n = 0; n < args.panels * kPanel; ++n) {
+    zero[n] = static_cast<uint32_t>(args.mul) * static_cast<uint32_t>(args.colsum[n]);
   }
-  return by_halves<larger>(top);
+  for (int64_t r = 0; r < args.rows; ++r) {
+    const float* mask = args.mask[r];
+    const Integers added = all(args.add[r]);
+    const Vector row_scale = all(args.row_scale[r]);
+    const int64_t keys = args.keys[r] - args.first;
+    const int32_t* raw = args.raw + r * kPanel;
+    float* out = args.out + r * args.stride;
+    Vector top[kVectors];
+#pragma GCC unroll 4
+    for (int i = 0; i < kVectors; ++i) top[i] = load(args.top + r * kPanel + i * kLanes);
+    for (int64_t n = 0; n < args.panels * kPanel && n < keys; n += kPanel) {
+      Vector t[kVectors];
+#pragma GCC unroll 4
+      for (int i = 0; i < kVectors; ++i) {
+        const int64_t at = n + i * kLanes;
+        const Integers acc = subtract(add(load(raw + i * kLanes), added), load(zero + at));
+        t[i] = multiply(floats_of(acc), multiply(row_scale, load(args.key_scale + at)));
+        store(out + at, t[i]);
+      }
+      if (mask != nullptr || keys - n < kPanel) {
+        if (mask != nullptr) add_mask(out + n, mask + args.first + n);
+        if (keys - n < kPanel) hide_from(static_cast<int>(keys - n), out + n);
+#pragma GCC unroll 4
+        for (int i = 0; i < kVectors; ++i) t[i] = load(out + n + i * kLanes);
+      }
+#pragma GCC unroll 4
+      for (int i = 0; i < kVectors; ++i) top[i] = larger(t[i], top[i]);
+      raw += args.rows * kPanel;
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < kVectors; ++i) store(args.top + r * kPanel + i * kLanes, top[i]);
+  }
+}
+
+inline void greatest_of_rows(const float* top, int64_t rows, float* out) {
+  for (int64_t r = 0; r < rows; ++r, top += kPanel) {
+    Vector x[kVectors];
+#pragma GCC unroll 4
+    for (int i = 0; i < kVectors; ++i) x[i] = load(top + i * kLanes);
+    out[r] = by_halves<larger>(x);
+  }
 }
 
 // e^x for x <= 0, 0 below e^-60, NaN for NaN.
@@ -59,8 +93,7 @@ inline Vector weight_of(Vector x) {
 }
 
 inline SoftmaxSums softmax_row(const SoftmaxArgs* args) {
-  const float greatest = top_of_row(args);
-  const Vector top = all(greatest == -kInfinity ? 0.f : greatest);
+  const Vector top = all(args->greatest == -kInfinity ? 0.f : args->greatest);
   Vector sum[kVectors], most[kVectors];
 #pragma GCC unroll 4
   for (int i = 0; i < kVectors; ++i) sum[i] = most[i] = all(0.f);
@@ -83,28 +116,47 @@ inline SoftmaxSums softmax_row(const SoftmaxArgs* args) {
 }
 
 #if defined(__AVX512BW__)
-inline __m512i words_of(const float* u, __m512 factor) {
-  const __m512i first =
-      _mm512_setr_epi32(0x00020000, 0x00060004, 0x000a0008, 0x000e000c, 0x00120010, 0x00160014,
-                        0x001a0018, 0x001e001c, 0x00220020, 0x00260024, 0x002a0028, 0x002e002c,
-                        0x00320030, 0x00360034, 0x003a0038, 0x003e003c);
-  const __m512 round = all(12582912.f);
-  const __m512 a = _mm512_fmadd_ps(load(u), factor, round);
-  const __m512 b = _mm512_fmadd_ps(load(u + 16), factor, round);
-  return _mm512_permutex2var_epi16(bits_of(a), first, bits_of(b));
+// The two bytes of 64 codes, or of 32 and the same once more; code n lies in word n mod 16.
+struct Bytes {
+  __m512i high, low;
+};
+
+template <int kCount>
+inline Bytes bytes_of(const float* u, __m512 factor) {
+  const auto code = [&](int i) {
+    const float* from = u + i * 16 % kCount;
+    return bits_of(_mm512_fmadd_ps(load(from), factor, all(12582912.f)));
+  };
+  constexpr __mmask32 kOddWords = 0xaaaaaaaa;
+  constexpr __mmask64 kOddBytes = 0xaaaaaaaaaaaaaaaa;
+  const __m512i even = _mm512_mask_blend_epi16(kOddWords, code(0), _mm512_slli_epi32(code(2), 16));
+  const __m512i odd = _mm512_mask_blend_epi16(kOddWords, code(1), _mm512_slli_epi32(code(3), 16));
+  return {_mm512_mask_blend_epi8(kOddBytes, _mm512_srli_epi16(even, 8), odd),
+          _mm512_mask_blend_epi8(kOddBytes, even, _mm512_slli_epi16(odd, 8))};
 }
 
 inline void probabilities_of_row(const float* u, int64_t width, float factor, uint8_t offset,
                                  uint8_t* high, uint8_t* low) {
   const __m512i added = _mm512_set1_epi8(static_cast<char>(offset));
+  const __m512i turn = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+  const __m512i of_words =
+      _mm512_broadcast_i32x4(_mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15));
   const __m512 scale = all(factor);
-  for (int64_t first = 0; first < width; first += kPanel) {
-    const __m512i words = words_of(u + first, scale);
-    const __m512i tops = _mm512_add_epi8(_mm512_srli_epi16(words, 8), added);
-    const __m512i rest = _mm512_add_epi8(words, added);
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(high + first), _mm512_cvtepi16_epi8(tops));
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(low + first), _mm512_cvtepi16_epi8(rest));
+  const auto in_order = [&](__m512i bytes) {
+    const __m512i turned = _mm512_permutexvar_epi32(turn, _mm512_shuffle_epi8(bytes, of_words));
+    return _mm512_add_epi8(turned, added);
+  };
+  int64_t n = 0;
+  for (; n + 2 * kPanel <= width; n += 2 * kPanel) {
+    const Bytes bytes = bytes_of<2 * kPanel>(u + n, scale);
+    _mm512_storeu_si512(high + n, in_order(bytes.high));
+    _mm512_storeu_si512(low + n, in_order(bytes.low));
   }
+  if (n == width) return;
+  const Bytes bytes = bytes_of<kPanel>(u + n, scale);
+  const auto half = [&](__m512i all) { return _mm512_castsi512_si256(in_order(all)); };
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(high + n), half(bytes.high));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(low + n), half(bytes.low));
 }
 #else
 inline __m256i words_of(const float* u, __m256 factor) {
@@ -136,7 +188,9 @@ inline void probabilities_of_row(const float* u, int64_t width, float factor, ui
 
 }  // namespace wide
 
+using wide::greatest_of_rows;
 using wide::probabilities_of_row;
+using wide::score_panels;
 using wide::softmax_row;
 
 }  // namespace

@@ -33,6 +33,11 @@ inline Vector exponent_from_last_bits(Vector v) {
 }
 
 using Integers = __m512i;
+inline Integers load(const void* x) { return _mm512_loadu_si512(x); }
+inline Integers all(int32_t x) { return _mm512_set1_epi32(x); }
+inline Integers add(Integers a, Integers b) { return _mm512_add_epi32(a, b); }
+inline Integers subtract(Integers a, Integers b) { return _mm512_sub_epi32(a, b); }
+inline Vector floats_of(Integers v) { return _mm512_cvtepi32_ps(v); }
 inline Integers no_magnitude() { return _mm512_setzero_si512(); }
 // The greatest magnitudes as bits: NaN above infinity above all finite.
 inline Integers larger_magnitude(Integers most, Vector v) {
@@ -69,6 +74,11 @@ inline Vector exponent_from_last_bits(Vector v) {
 }
 
 using Integers = __m256i;
+inline Integers load(const void* x) { return _mm256_loadu_si256(static_cast<const __m256i*>(x)); }
+inline Integers all(int32_t x) { return _mm256_set1_epi32(x); }
+inline Integers add(Integers a, Integers b) { return _mm256_add_epi32(a, b); }
+inline Integers subtract(Integers a, Integers b) { return _mm256_sub_epi32(a, b); }
+inline Vector floats_of(Integers v) { return _mm256_cvtepi32_ps(v); }
 inline Integers no_magnitude() { return _mm256_setzero_si256(); }
 inline Integers larger_magnitude(Integers most, Vector v) {
   return _mm256_max_epi32(most, _mm256_and_si256(bits_of(v), _mm256_set1_epi32(0x7fffffff)));

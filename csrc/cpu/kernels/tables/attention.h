@@ -40,24 +40,31 @@ struct FinishArgs {
   void* out;
 };
 
-// A panel of attention scores: out[r * stride + n] from raw[r][n], n < 32; see rows/softmax.h.
+// Panels of attention scores: out[r * stride + n], n counted through all of them, from
+// raw[panel][r][32] of kPanelsScored panels or fewer, see rows/softmax_plain.h; or from tiles of
+// Format::scores, which read neither raw, add, first, keys nor mask.
+inline constexpr int kPanelsScored = 4;
 struct ScoreArgs {
-  const int32_t* raw;  // [rows][32]
-  int64_t rows;
+  const int32_t* raw;
+  int64_t rows, panels;
   const int32_t* add;      // [rows]
   int32_t mul;             // of all rows: their codes are symmetric
   const float* row_scale;  // [rows]
-  const float* key_scale;  // [32]
-  const int32_t* colsum;   // [32]
+  const float* key_scale;  // [32 panels]
+  const int32_t* colsum;   // [32 panels]
+  int64_t first;           // the first key of these panels
+  const int64_t* keys;  // [rows], counted from key 0: those that count; panels beyond are skipped
+  const float* const* mask;  // [rows], from key 0, minus infinity where a key is not seen; or null
   float* out;
   int64_t stride;
+  float* top;  // [rows][32], the greatest score so far is the greatest of these
 };
 
 // A row of attention scores, which become weights times the values' scales.
 struct SoftmaxArgs {
   float* scores;             // [width]
   int64_t width, keys;       // width: whole panels; keys: the first of them that count
-  const float* mask;         // [width], minus infinity where a key is not seen; or null
+  float greatest;            // score
   const float* value_scale;  // [width]
 };
 
@@ -87,6 +94,7 @@ struct AttentionKernels {
                           int32_t* sums);
   void (*interleave_values)(const int8_t* codes, int64_t stride, int8_t* out, int32_t* sums);
   void (*score)(const ScoreArgs* args);
+  void (*greatest)(const float* top, int64_t rows, float* out);  // of each 32
   SoftmaxSums (*softmax)(const SoftmaxArgs* args);
   void (*probabilities)(const float* u, int64_t width, float factor, uint8_t offset, uint8_t* high,
                         uint8_t* low);

@@ -50,6 +50,12 @@ using StripPairFn = void (*)(int rows, const uint8_t* a, int64_t lda, const int8
                              int64_t apart, int64_t groups, int64_t ahead, int hint,
                              const Pending& before);
 
+// Tiles of panels `apart` bytes from one another, which become scores of attention: as the score
+// kernel makes them of tiles, of rows that see all keys.
+struct ScoreArgs;
+using ScoreTileFn = void (*)(const uint8_t* a, int64_t lda, const int8_t* b, int64_t apart,
+                             int64_t groups, const ScoreArgs* args);
+
 // What an instruction set has that multiplies and finishes at once. Tables of functions are by
 // output_of.
 struct Strips {
@@ -100,6 +106,8 @@ struct Format {
   // Those whose sums become floats group by group, of up to kLongestPaired codes; null where it has
   // none.
   const GroupTiles* groups = nullptr;
+  // scores[r - 1] multiplies r rows without row constants; null where it has none.
+  const ScoreTileFn* scores = nullptr;
   // Where nothing is known of the processor; gemm/tuning.h has what is in use.
   Tuning tuning = {};
   // What to use instead for fewer than tuning.minimum_rows rows, or null.

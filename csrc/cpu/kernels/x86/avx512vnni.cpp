@@ -8,6 +8,7 @@
 #include "cpu/kernels/rows/fetch.h"
 #include "cpu/kernels/rows/loops.h"
 #include "cpu/kernels/rows/offset.h"
+#include "cpu/kernels/tables/attention.h"
 #include "cpu/kernels/x86/float_lines.h"
 #include "cpu/kernels/x86/group_tiles512.h"
 #include "cpu/kernels/x86/integer_lines.h"
@@ -21,10 +22,13 @@ namespace {
 // rows x 32 columns of one panel or of two. 2 accumulators a row, panel and depth step: up to 24
 // registers, 2 for the weights. Few rows take several steps at once, or the latency of vpdpbusd
 // would bound them. Every loop over the accumulators is unrolled, or GCC spills them.
-// Each step fetches kFetched lines of a panel.
-template <int kPanels, int kRows, int kHint, int kFetched = 2>
-inline void strip(const uint8_t* a, int64_t lda, const int8_t* b, int64_t apart, int64_t groups,
-                  const int8_t* ahead, int32_t* out, bool accumulate) {
+// Each step fetches kFetched lines of a panel. begin(r, half) is what to add the products of a line
+// to, end(r, left, right) receives the sums.
+template <int kPanels, int kRows, int kHint, int kFetched, typename Begin, typename End>
+inline __attribute__((always_inline)) void products(const uint8_t* a, int64_t lda, const int8_t* b,
+                                                    int64_t apart, int64_t groups,
+                                                    const int8_t* ahead, const Begin& begin,
+                                                    const End& end) {
   constexpr int kLines = kPanels * kRows;
   constexpr int kSteps = kLines <= 2 ? 4 : kLines <= 5 ? 2 : 1;  // divides groups
   __m512i acc[kSteps][kLines][2];
@@ -32,10 +36,8 @@ inline void strip(const uint8_t* a, int64_t lda, const int8_t* b, int64_t apart,
   for (int s = 0; s < kSteps; ++s) {
 #pragma GCC unroll 12
     for (int r = 0; r < kLines; ++r) {
-      const bool load = accumulate && s == 0;
-      const int32_t* c = out + r * kPanel;
-      acc[s][r][0] = load ? _mm512_loadu_si512(c) : _mm512_setzero_si512();
-      acc[s][r][1] = load ? _mm512_loadu_si512(c + 16) : _mm512_setzero_si512();
+      acc[s][r][0] = s == 0 ? begin(r, 0) : _mm512_setzero_si512();
+      acc[s][r][1] = s == 0 ? begin(r, 1) : _mm512_setzero_si512();
     }
   }
   RowWords<kRows> words(a, lda);
@@ -75,9 +77,21 @@ inline void strip(const uint8_t* a, int64_t lda, const int8_t* b, int64_t apart,
       acc[0][r][0] = _mm512_add_epi32(acc[0][r][0], acc[s][r][0]);
       acc[0][r][1] = _mm512_add_epi32(acc[0][r][1], acc[s][r][1]);
     }
-    _mm512_storeu_si512(out + r * kPanel, acc[0][r][0]);
-    _mm512_storeu_si512(out + r * kPanel + 16, acc[0][r][1]);
+    end(r, acc[0][r][0], acc[0][r][1]);
   }
+}
+
+template <int kPanels, int kRows, int kHint, int kFetched = 2>
+inline void strip(const uint8_t* a, int64_t lda, const int8_t* b, int64_t apart, int64_t groups,
+                  const int8_t* ahead, int32_t* out, bool accumulate) {
+  const auto begin = [=](int r, int half) {
+    return accumulate ? _mm512_loadu_si512(out + r * kPanel + half * 16) : _mm512_setzero_si512();
+  };
+  const auto end = [=](int r, __m512i left, __m512i right) {
+    _mm512_storeu_si512(out + r * kPanel, left);
+    _mm512_storeu_si512(out + r * kPanel + 16, right);
+  };
+  products<kPanels, kRows, kHint, kFetched>(a, lda, b, apart, groups, ahead, begin, end);
 }
 
 template <int kRows, int kHint, int kFetched = 2>
@@ -90,6 +104,35 @@ template <int kRows, int kHint>
 void pair(const uint8_t* a, int64_t lda, const int8_t* b, int64_t apart, int64_t groups,
           int64_t ahead, int32_t* out) {
   strip<2, kRows, kHint>(a, lda, b, apart, groups, b + ahead, out, false);
+}
+
+// Tiles of panels that lie `apart` bytes from one another, which become scores as score_panels
+// says, of rows that see all keys. The zero points are taken off before the products are added.
+// (A3)
+template <int kRows>
+void scores(const uint8_t* a, int64_t lda, const int8_t* b, int64_t apart, int64_t groups,
+            const ScoreArgs* args) {
+  const __m512i mul = _mm512_set1_epi32(-args->mul);
+  for (int64_t p = 0; p < args->panels; ++p, b += apart) {
+    const int32_t* colsum = args->colsum + p * kPanel;
+    const __m512i zero[2] = {_mm512_mullo_epi32(mul, _mm512_loadu_si512(colsum)),
+                             _mm512_mullo_epi32(mul, _mm512_loadu_si512(colsum + 16))};
+    const float* key_scale = args->key_scale + p * kPanel;
+    const auto begin = [&](int, int half) { return zero[half]; };
+    const auto end = [&](int r, __m512i left, __m512i right) {
+      const __m512 scale = _mm512_set1_ps(args->row_scale[r]);
+      const auto score = [&](__m512i sums, const float* of_keys) {
+        return _mm512_mul_ps(_mm512_cvtepi32_ps(sums),
+                             _mm512_mul_ps(scale, _mm512_loadu_ps(of_keys)));
+      };
+      float *out = args->out + r * args->stride + p * kPanel, *top = args->top + r * kPanel;
+      const __m512 low = score(left, key_scale), high = score(right, key_scale + 16);
+      _mm512_storeu_ps(out, low);
+      _mm512_storeu_ps(out + 16, high);
+      _mm512_storeu_ps(top, _mm512_max_ps(high, _mm512_max_ps(low, _mm512_loadu_ps(top))));
+    };
+    products<1, kRows, kNothing, 0>(a, lda, b, 0, groups, b, begin, end);
+  }
 }
 
 int64_t multiply(int64_t rounds) {
@@ -107,6 +150,14 @@ template <int kHint, int kFetched, int... kLess>
 constexpr std::array<TileFn, sizeof...(kLess)> tiles_of(std::integer_sequence<int, kLess...>) {
   return {tile<kLess + 1, kHint, kFetched>...};
 }
+
+template <int... kLess>
+constexpr std::array<ScoreTileFn, sizeof...(kLess)> scores_of(
+    std::integer_sequence<int, kLess...>) {
+  return {scores<kLess + 1>...};
+}
+
+constexpr auto kScores = scores_of(std::make_integer_sequence<int, kTallest>());
 
 template <int kHint, int... kLess>
 constexpr std::array<PairFn, sizeof...(kLess)> pairs_of(std::integer_sequence<int, kLess...>) {
@@ -144,6 +195,7 @@ constexpr Format kFormat = {
             {kTiles<kT0, kTallest>.data(), kTiles<kT1, kFew>.data(), kTiles<kNta, kFew>.data()}},
     .pairs = {kFew, {kPairs<kT0>.data(), kPairs<kT1>.data(), kPairs<kNta>.data()}},
     .groups = &kGroups,
+    .scores = kScores.data(),
     .tuning = {.block_depth = 1024, .stream_rows = kFew, .streams = 2, .far_bytes = 1 << 20}};
 
 constexpr SumKernels kWithLines = {
