@@ -25,6 +25,7 @@ set(QFX_CPU_SOURCES
   gemm/group_rows.cpp
   gemm/linear.cpp
   gemm/lowbit.cpp
+  gemm/lowbit_float_product.cpp
   gemm/lowbit_product.cpp
   gemm/pack.cpp
   gemm/pack_floats.cpp
@@ -39,6 +40,7 @@ set(QFX_CPU_SOURCES
   kernels/dispatch.cpp
   kernels/ref.cpp
   kernels/selfcheck.cpp
+  kernels/selfcheck_floats.cpp
   kernels/selfcheck_groups.cpp
   kernels/selfcheck_lowbit.cpp
   kernels/selfcheck_strips.cpp

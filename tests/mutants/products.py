@@ -35,7 +35,7 @@ PRODUCTS = (
         "float activations lose what is beyond the first chunk",
         old="part.data += first * w.shape().n * to.element();",
         new="part.data += 0;",
-        tests=("test_weight_only_of_more_rows_than_are_widened_at_a_time",),
+        tests=("test_weight_only_of_tiles_and_blocks_of_rows",),
     ),
     Mutant(
         "a second block of K begins anew",

@@ -2,29 +2,94 @@
 #include <limits>
 
 #include "cpu/gemm/pack.h"
+#include "cpu/kernels/selfcheck.h"
 #include "cpu/kernels/tables/sums.h"
 #include "harness.h"
 
 namespace qfx::test {
 namespace {
 
-void sums_of(Subject& subject, const SumKernels& table, Numbers kind, int64_t k, Place place) {
-  static Pages in, weights, out;
-  subject.begin("K=" + std::to_string(k) + ", operands " + name_of(place));
-  std::vector<float> values = numbers(kind, k);
-  values.resize(static_cast<size_t>(round_up(k, kGroup)));
-  const int64_t groups = static_cast<int64_t>(values.size()) / kGroup;
-  std::vector<int8_t> block(values.size() * kPanel);
-  for (size_t i = 0; i < block.size(); ++i) block[i] = code_at(i / kGroup, i / kPanel, -128, 127);
-  const float* x = in.copy(values, place);
-  const int8_t* b = weights.copy(block, place);
-  float* found = out.get<float>(kPanel, place);
-  float expected[kPanel];
-  kernels_ref().sums->weight_only[kT0](values.data(), block.data(), groups, 0, expected);
-  for (const auto multiply : table.weight_only) {
-    multiply(x, b, groups, 1 << 12, found);  // what lies ahead faults
-    subject.same(found, expected, kPanel);
+// Rows of floats times a panel between pages that fault, by the kernels of a table and the
+// reference's.
+class WeightOnly {
+ public:
+  WeightOnly(Subject& subject, const WeightOnlyKernels& table, Numbers kind, int64_t k, Place place)
+      : subject_(subject),
+        table_(table),
+        groups_(round_up(k, kGroup) / kGroup),
+        values_(numbers(kind, kMaxFloatRows * groups_ * kGroup)),
+        block_(static_cast<size_t>(groups_ * kGroup * kPanel)),
+        place_(place) {
+    subject.begin("K=" + std::to_string(k) + ", operands " + name_of(place));
+    for (size_t i = 0; i < block_.size(); ++i) {
+      block_[i] = code_at(i / kGroup, i / kPanel, -128, 127);
+    }
   }
+
+  void check() {
+    static Pages weights, floats;
+    const int8_t* b = weights.copy(block_, place_);
+    const int64_t size = groups_ * kGroup * kPanel;
+    std::vector<float> w(static_cast<size_t>(size));
+    kRef.floats_of_codes(block_.data(), groups_, w.data());
+    float* found = floats.get<float>(size, place_);
+    table_.floats_of_codes(b, groups_, found);
+    subject_.same(found, w.data(), size);
+    for (int rows = 1; rows <= kMaxFloatRows; ++rows) tiles(rows, b, found, w);
+  }
+
+ private:
+  void tiles(int rows, const int8_t* b, const float* w, const std::vector<float>& ref_w) {
+    static Pages in, out, scales;
+    const int64_t ld = groups_ * kGroup;
+    const std::vector<float> some(values_.begin(), values_.begin() + rows * ld);
+    const float* x = in.copy(some, place_);
+    for (int hint = 0; rows <= kFewFloatRows && hint < kHints; ++hint) {
+      float* found = out.get<float>(rows * kPanel, place_);
+      table_.codes[hint][rows - 1](x, ld, b, groups_, 1 << 12, found);  // what lies ahead faults
+      float expected[kMaxFloatRows * kPanel];
+      kRef.codes[kT0][rows - 1](some.data(), ld, block_.data(), groups_, 0, expected);
+      subject_.same(found, expected, rows * kPanel);
+    }
+    const FloatTile tile = {x, ld, w, groups_}, ref_tile = {some.data(), ld, ref_w.data(), groups_};
+    std::vector<float> before = numbers(kNumbers[0], rows * 2 * kPanel), after = before;
+    float* found = out.copy(before, place_);
+    table_.chains[rows - 1](tile, found);
+    kRef.chains[rows - 1](ref_tile, after.data());
+    subject_.same(found, after.data(), rows * 2 * kPanel);
+    before.resize(static_cast<size_t>(rows * kPanel));
+    after = before;
+    const std::vector<float> scale(kPanel, 0.7f);
+    found = out.copy(before, place_);
+    table_.scaled[rows - 1](tile, scales.copy(scale, place_), found);
+    kRef.scaled[rows - 1](ref_tile, scale.data(), after.data());
+    subject_.same(found, after.data(), rows * kPanel);
+  }
+
+  inline static const WeightOnlyKernels& kRef = *kernels_ref().sums->weight_only;
+  Subject& subject_;
+  const WeightOnlyKernels& table_;
+  const int64_t groups_;
+  const std::vector<float> values_;
+  std::vector<int8_t> block_;
+  const Place place_;
+};
+
+// A codes kernel with a planted bug is refused when it is loaded.
+void wrong_in_the_last_column(const FloatTile& tile, const float* scale, float* sums) {
+  kernels_ref().sums->weight_only->scaled[0](tile, scale, sums);
+  sums[kPanel - 1] += 1;
+}
+
+void refuse_doctored(const Kernels& kernels) {
+  WeightOnlyKernels tiles = *kernels.sums->weight_only;
+  tiles.scaled[0] = wrong_in_the_last_column;
+  SumKernels sums = *kernels.sums;
+  sums.weight_only = &tiles;
+  Kernels doctored = kernels;
+  doctored.sums = &sums;
+  const std::string name = std::string("weight_only__") + kernels.isa;
+  if (fault_of(doctored).find(name) == std::string::npos) throw Failure(name + " was not refused");
 }
 
 void finish(Subject& subject, const SumKernels& table, Dtype dtype, Activation activation,
@@ -63,7 +128,9 @@ void check_weight_only(const Kernels& kernels) {
   Subject finish_floats(std::string("finish_floats__") + kernels.isa);
   for (Place place : kPlaces) {
     for (Numbers kind : kNumbers) {
-      for (int64_t k : sizes()) sums_of(weight_only, *kernels.sums, kind, k, place);
+      for (int64_t k : sizes()) {
+        WeightOnly(weight_only, *kernels.sums->weight_only, kind, k, place).check();
+      }
     }
     for (Dtype dtype : kDtypes) {
       for (Activation activation : kActivations) {
@@ -75,6 +142,7 @@ void check_weight_only(const Kernels& kernels) {
       }
     }
   }
+  refuse_doctored(kernels);
   weight_only.passed();
   finish_floats.passed();
 }

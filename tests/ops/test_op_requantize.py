@@ -67,14 +67,16 @@ def test_weight_only_is_within_its_bound(
     assert (error <= (k / 2 + 8) * 2.0**-24 * terms * scale + 2.0**-140).all()
 
 
-def test_weight_only_of_more_rows_than_are_widened_at_a_time() -> None:
-    """2^22 floats: rows behind them are those that they are alone."""
-    m, k = 2**16 + 7, 64
-    weight = OPS.pack_weight(torch.ones(3, k, dtype=torch.int8), torch.ones(3))
-    x, how = torch.randn(m, k), (weight, Layout(3), None, "none", torch.float32)
-    y = OPS.linear_float(x, *how)
-    parts = [OPS.linear_float(part, *how) for part in (x[: 2**16], x[2**16 :])]
-    assert same_bits(y, torch.cat(parts))
+@pytest.mark.parametrize(("m", "k"), [(23, 600), (301, 64)])
+def test_weight_only_of_tiles_and_blocks_of_rows(isa: str, m: int, k: int) -> None:
+    """Rows in tiles, blocks of rows and blocks of K have the bits that they have alone."""
+    generator = torch.Generator().manual_seed(m)
+    codes = torch.randint(-128, 128, (40, k), generator=generator, dtype=torch.int8)
+    weight = OPS.pack_weight(codes, torch.ones(40))
+    x, how = torch.randn(m, k, generator=generator), (weight, Layout(40), None, "none")
+    y = OPS.linear_float(x, *how, torch.float32)
+    alone = [OPS.linear_float(row, *how, torch.float32) for row in x.split(1)]
+    assert same_bits(y, torch.cat(alone))
 
 
 CALLS = {

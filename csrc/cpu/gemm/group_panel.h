@@ -34,7 +34,7 @@ class PanelReader {
 
 // The memory of a thread while it works on a panel.
 struct PanelMemory {
-  Scratch raw, sums, scale, zero, codes, colsum;
+  Scratch raw, sums, scale, zero, codes, colsum, floats;
 };
 
 // Products of a block of rows with a panel, added up as floats.

@@ -3,68 +3,11 @@
 #include <algorithm>
 #include <vector>
 
-#include "cpu/core/parallel.h"
 #include "cpu/gemm/group_panel.h"
-#include "cpu/kernels/tables/rows.h"
+#include "cpu/gemm/lowbit_panel.h"
 
 namespace qfx::cpu {
 namespace {
-
-constexpr int64_t kUnpackMultiple = 2 * kGroup;  // of k
-
-int width_of(const LowbitWeight& w) { return static_cast<int>(w.kind.bits - kFewestBits); }
-
-// Codes less zero points in bytes, a few groups at a time.
-class UnpackedPanel final : public PanelReader {
- public:
-  UnpackedPanel(const Kernels& kernels, const LowbitWeight& w, int64_t p, PanelMemory& memory)
-      : kernels_(kernels), w_(w), p_(p), memory_(memory) {}
-
-  PanelGroups read(int64_t begin, int64_t end) override {
-    const UnpackGroupFn unpack = kernels_.lowbit->unpack[width_of(w_)];
-    const int64_t group = w_.kind.group, first = begin / group;
-    const int64_t groups = (end - begin + group - 1) / group;
-    int8_t* codes = memory_.codes.get<int8_t>(groups * group * kPanel);
-    int32_t* colsum = memory_.colsum.get<int32_t>(groups * kPanel);
-    float* scale = memory_.scale.get<float>(groups * kPanel);
-    for (int64_t i = 0; i < groups; ++i) {
-      const int64_t g = first + i, depth = std::min(group, end - begin - i * group);
-      const uint8_t* block = w_.block(p_, g);
-      fetch_next(block + w_.kind.block());
-      unpack(block, round_up(depth, kUnpackMultiple), group, w_.zero(p_, g),
-             codes + i * group * kPanel, colsum + i * kPanel);
-      kernels_.row->widen(block, w_.kind.scales, kPanel, scale + i * kPanel);
-    }
-    return {codes, colsum, {scale, kPanel}, {nullptr, 0}};
-  }
-
-  bool in_order() const override { return false; }
-
- private:
-  void fetch_next(const uint8_t* block) const {
-    for (int64_t i = 0; i < w_.kind.block(); i += 64) __builtin_prefetch(block + i);
-  }
-
-  const Kernels& kernels_;
-  const LowbitWeight& w_;
-  const int64_t p_;
-  PanelMemory& memory_;
-};
-
-// The minimums of groups, as the products before them: fma(sum of x, factor * minimum, sums).
-struct Minimums {
-  const Kernels& kernels;
-  const LowbitWeight& w;
-  const int64_t p;
-
-  void add(int64_t g, float sum, float factor, float* sums) const {
-    float minimum[kPanel], same[kPanel];
-    const uint8_t* from = w.shifts(p) + g * kPanel * static_cast<int64_t>(sizeof(uint16_t));
-    kernels.row->widen(from, w.kind.scales, kPanel, minimum);
-    std::fill_n(same, kPanel, sum);
-    kernels.lowbit->add_scaled(same, factor, minimum, sums);
-  }
-};
 
 // What is chosen for one row of int8, but into the second cache where that is the first: to fetch a
 // line costs these tiles more, as they fetch half as many in the same time. The second cache has
@@ -128,10 +71,12 @@ class LowbitProduct final : public PanelWork {
 
   void add_minimums(const RowBlock& block, int64_t p, float* sums) const {
     const Minimums minimums = {kernels_, w_, p};
+    float minimum[kPanel];
     for (int64_t g = 0; g < w_.shape.groups(); ++g) {
+      minimums.load(g, minimum);
       for (int64_t m = block.begin; m < block.end; ++m) {
         const int64_t at = g * rows_.rows.count + m;
-        minimums.add(g, static_cast<float>(rows_.sum[at]), rows_.scale[at],
+        minimums.add(static_cast<float>(rows_.sum[at]), rows_.scale[at], minimum,
                      sums + (m - block.begin) * kPanel);
       }
     }
@@ -188,74 +133,6 @@ class LowbitProduct final : public PanelWork {
   const Tuning tuning_;  // that this machine chose for one row of int8: how weights are fetched
 };
 
-// One panel times rows of floats, which are added up group by group. (W3)
-class FloatPanelProduct {
- public:
-  FloatPanelProduct(const Kernels& kernels, const FloatRowsInMemory& x, const LowbitWeight& w,
-                    int64_t p, PanelMemory& memory)
-      : kernels_(kernels),
-        x_(x),
-        w_(w),
-        p_(p),
-        memory_(memory),
-        sums_(memory.sums.get<float>(x.rows * kPanel)) {}
-
-  // [rows][32]
-  const float* run() const {
-    constexpr int64_t kAtOnce = 512;  // of K, whose codes stay in the first cache
-    std::fill_n(sums_, x_.rows * kPanel, 0.f);
-    UnpackedPanel reader(kernels_, w_, p_, memory_);
-    for (int64_t k = 0; k < w_.shape.k; k += kAtOnce) {
-      const int64_t end = std::min(k + kAtOnce, round_up(w_.shape.k, kUnpackMultiple));
-      const PanelGroups groups = reader.read(k, end);
-      for (int64_t m = 0; m < x_.rows; ++m) multiply(groups, k, end, m);
-    }
-    if (w_.kind.shift == Shift::kMinimums) add_minimums();
-    return sums_;
-  }
-
- private:
-  void multiply(const PanelGroups& groups, int64_t begin, int64_t end, int64_t m) const {
-    for (int64_t k = begin, i = 0; k < end; k += w_.kind.group, ++i) {
-      const int8_t* b = groups.b + i * w_.kind.group * kPanel;
-      kernels_.lowbit->add_scaled(dot(m, k, b).sums, 1.f, groups.scale.from(i).data,
-                                  sums_ + m * kPanel);
-    }
-  }
-
-  void add_minimums() const {
-    alignas(64) int8_t ones[kLongestGroup * kPanel];
-    std::fill_n(ones, sizeof(ones), int8_t{1});
-    const Minimums minimums = {kernels_, w_, p_};
-    for (int64_t g = 0; g < w_.shape.groups(); ++g) {
-      for (int64_t m = 0; m < x_.rows; ++m) {
-        const float sum = dot(m, g * w_.kind.group, ones).sums[0];
-        minimums.add(g, sum, 1.f, sums_ + m * kPanel);
-      }
-    }
-  }
-
-  struct Dot {
-    float sums[kPanel];
-  };
-
-  // Of row m and the group that begins at k. (W1)
-  Dot dot(int64_t m, int64_t k, const int8_t* b) const {
-    Dot made;
-    const int64_t quads = (w_.length(k / w_.kind.group) + kGroup - 1) / kGroup;
-    kernels_.sums->weight_only[kT0](x_.data + m * x_.stride + k, b, quads, 0, made.sums);
-    return made;
-  }
-
-  static constexpr int64_t kLongestGroup = 128;
-  const Kernels& kernels_;
-  const FloatRowsInMemory& x_;
-  const LowbitWeight& w_;
-  const int64_t p_;
-  PanelMemory& memory_;
-  float* const sums_;
-};
-
 }  // namespace
 
 const Format& lowbit_format_for(const Kernels& kernels, const LowbitWeight& w, bool zero_points,
@@ -278,19 +155,6 @@ void lowbit_linears(const Kernels& kernels, const GroupedRows& rows,
     columns.push_back({w.shape, works.emplace_back(kernels, rows, w, to, first, how)});
   }
   for_each_panel(rows, columns);
-}
-
-void lowbit_weight_linear(const Kernels& kernels, const FloatRowsInMemory& x, const LowbitWeight& w,
-                          const FloatOutput& to) {
-  constexpr int64_t kStepsPerProduct = 4;  // in parallel.h's unit
-  const int64_t products = x.rows * w.shape.n * w.shape.k;
-  parallel(w.shape.panels(), kStepsPerProduct * products, [&](int64_t begin, int64_t end) {
-    thread_local PanelMemory memory;
-    for (int64_t p = begin; p < end; ++p) {
-      const float* sums = FloatPanelProduct(kernels, x, w, p, memory).run();
-      finish_sums(kernels, {w.shape, 0, x.rows, p, false}, to, sums);
-    }
-  });
 }
 
 }  // namespace qfx::cpu

@@ -17,6 +17,8 @@ Range widest(const Range& a, const Range& b) {
   return {std::max(a.magnitude, b.magnitude), std::min(a.low, b.low), std::max(a.high, b.high)};
 }
 
+constexpr int64_t kStepsPerElement = 8;  // in parallel.h's unit
+
 bool is_none(const Transform& t) { return t.factor == nullptr && t.rotation == 0; }
 
 // Row m in float32: x itself, or `memory`.
@@ -45,11 +47,13 @@ bool needs_memory(const FloatMatrix& x) {
 const float* padded_floats(const Kernels& kernels, const FloatMatrix& x, int64_t stride) {
   thread_local Scratch scratch;
   float* out = scratch.get<float>(x.rows * stride);
-  for (int64_t m = 0; m < x.rows; ++m) {
-    const float* row = row_as_floats(kernels, x, m);
-    std::copy(row, row + x.columns, out + m * stride);
-    std::fill(out + m * stride + x.columns, out + (m + 1) * stride, 0.f);
-  }
+  parallel(x.rows, kStepsPerElement * x.rows * stride, [&](int64_t begin, int64_t end) {
+    for (int64_t m = begin; m < end; ++m) {
+      const float* row = row_as_floats(kernels, x, m);
+      std::copy(row, row + x.columns, out + m * stride);
+      std::fill(out + m * stride + x.columns, out + (m + 1) * stride, 0.f);
+    }
+  });
   return out;
 }
 
@@ -100,7 +104,6 @@ RowCode TensorCode::of(int64_t m) const {
 
 TensorCode choose_tensor_code(const Kernels& kernels, const FloatMatrix& x, const CodeSpec& spec,
                               float* scales) {
-  constexpr int64_t kStepsPerElement = 8;  // in parallel.h's unit
   Range all = {0, 0, 0};
   std::mutex merging;
   parallel(x.rows, x.rows * x.columns * kStepsPerElement, [&](int64_t begin, int64_t end) {

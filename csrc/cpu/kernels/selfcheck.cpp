@@ -4,6 +4,7 @@
 #include <array>
 #include <bit>
 
+#include "cpu/kernels/selfcheck_floats.h"
 #include "cpu/kernels/selfcheck_groups.h"
 #include "cpu/kernels/selfcheck_lowbit.h"
 #include "cpu/kernels/selfcheck_problem.h"
@@ -157,7 +158,8 @@ std::string fault_of(const Kernels& kernels) {
       if (!fault.empty()) return fault;
     }
   }
-  const std::string fault = fault_of_lowbit(kernels);
+  std::string fault = fault_of_lowbit(kernels);
+  if (fault.empty()) fault = fault_of_weight_only(kernels);
   return fault.empty() ? fault_of_rotations(kernels) : fault;
 }
 

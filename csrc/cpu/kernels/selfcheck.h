@@ -14,9 +14,9 @@ std::vector<const Format*> formats_of(const Kernels& kernels);
 // <format>_gemm_<rows>x32__<isa>
 std::string kernel_name(const Kernels& kernels, const Format& format, int rows);
 
-// Runs every tile on the extremes of the codes it is for, and the rotations on one row, in
-// 0.2 to 4 milliseconds, and returns a sentence about the first that differs from the definition,
-// (G1) or (R1), or an empty string.
+// Runs every tile on the extremes of the codes it is for, those of floats and the rotations on a
+// few rows, in 0.2 to 4 milliseconds, and returns a sentence about the first that differs from the
+// definition, (G1), (W1) or (R1), or an empty string.
 std::string fault_of(const Kernels& kernels);
 
 }  // namespace qfx::cpu

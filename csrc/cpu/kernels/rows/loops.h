@@ -47,7 +47,7 @@ constexpr RowKernels kRowKernels = {
 constexpr SumKernels kSumKernels = {
     .epilogue = epilogue,
     .add_groups = add_groups,
-    .weight_only = {weight_only<kT0>, weight_only<kT1>, weight_only<kNta>},
+    .weight_only = &kWeightOnlyKernels,
     .finish_floats = finish_floats,
 };
 

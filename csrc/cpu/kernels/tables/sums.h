@@ -8,7 +8,7 @@
 
 #include "cpu/kernels/tables/groups.h"
 #include "cpu/kernels/tables/panel.h"
-#include "cpu/kernels/tables/tuning.h"
+#include "cpu/kernels/tables/weight_only.h"
 #include "types.h"
 
 namespace qfx::cpu {
@@ -65,9 +65,7 @@ struct SumKernels {
   void (*epilogue)(const EpilogueArgs* args);
   // Of raw sums [groups][rows][32].
   void (*add_groups)(const int32_t* raw, int64_t groups, int rows, const GroupTerms* terms);
-  // By hint.
-  void (*weight_only[kHints])(const float* x, const int8_t* b, int64_t groups, int64_t ahead,
-                              float* sums);
+  const WeightOnlyKernels* weight_only;
   void (*finish_floats)(const FloatEpilogueArgs* args);
 };
 

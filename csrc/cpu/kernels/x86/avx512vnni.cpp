@@ -201,8 +201,7 @@ constexpr Format kFormat = {
 constexpr SumKernels kWithLines = {
     .epilogue = finish_all_lines,
     .add_groups = kSumKernels.add_groups,
-    .weight_only = {kSumKernels.weight_only[kT0], kSumKernels.weight_only[kT1],
-                    kSumKernels.weight_only[kNta]},
+    .weight_only = kSumKernels.weight_only,
     .finish_floats = finish_all_float_lines,
 };
 
