@@ -21,7 +21,9 @@
 #include "cpu/kernels/selfcheck.h"
 #include "cpu/ops/guard_counts.h"
 #include "cuda/gemm/layout.h"
+#include "generated_calls.h"
 #include "operands.h"
+#include "package_calls.h"
 #include "program.h"
 #include "stamps.h"
 
@@ -337,8 +339,10 @@ PYBIND11_MODULE(_C, m) {
         "The architectures of GPUs that this build has kernels for; none without CUDA.");
   m.def("cuda_packed_size", &cuda_packed_size, pybind11::arg("layout"), pybind11::arg("k"),
         "Bytes of a packed weight of 8 bits on CUDA.");
+  qfx::define_generated_calls(m);
   qfx::define_program(m);
   qfx::define_stamps(m);
+  qfx::export_package_calls();
   qfx::cpu::current_isa();  // an impossible QFX_CPU_ISA is an error at import
   for (const std::string& fault : qfx::cpu::faults()) {
     if (PyErr_WarnEx(PyExc_RuntimeWarning, fault.c_str(), 1) < 0)

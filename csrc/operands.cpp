@@ -38,12 +38,11 @@ Dtype dtype_of(const char* op, ScalarType dtype) {
 }
 
 Activation activation_of(const char* op, const std::string& name) {
-  std::string known;
   for (Activation activation : kActivations) {
-    const std::string each = kActivationNames[static_cast<int>(activation)];
-    if (name == each) return activation;
-    known.append(known.empty() ? "" : ", ").append(each);
+    if (name == kActivationNames[static_cast<int>(activation)]) return activation;
   }
+  std::string known;
+  for (const char* each : kActivationNames) known.append(known.empty() ? "" : ", ").append(each);
   STD_TORCH_CHECK(false, op, ": unknown activation '", name, "', expected one of ", known);
 }
 
@@ -59,7 +58,7 @@ CodeSpec code_spec_of(const char* op, const std::vector<int64_t>& axes, int64_t 
   return {static_cast<int>(bits), symmetric, per_tensor};
 }
 
-ActivationCode activation_code_of(const char* op, const std::vector<int64_t>& code) {
+ActivationCode activation_code_of(const char* op, std::span<const int64_t> code) {
   STD_TORCH_CHECK(code.size() >= 5, op, ": code has ", code.size(),
                   " numbers, expected bits, symmetric, per_tensor, group and rotation");
   const int64_t bits = code[0], group = code[3];
@@ -70,7 +69,7 @@ ActivationCode activation_code_of(const char* op, const std::vector<int64_t>& co
   return {{static_cast<int>(bits), code[1] != 0, code[2] != 0}, group, code[4]};
 }
 
-WeightLayoutArgument layout_argument_of(const char* op, const std::vector<int64_t>& layout) {
+WeightLayoutArgument layout_argument_of(const char* op, std::span<const int64_t> layout) {
   STD_TORCH_CHECK(layout.size() == 5, op, ": layout has ", layout.size(),
                   " numbers, expected n, bits, group, scale_group and shift");
   return {layout[0], layout[1], layout[2], layout[3], layout[4]};

@@ -4,6 +4,7 @@
 #include <torch/csrc/stable/ops.h>
 
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -45,7 +46,7 @@ struct ActivationCode {
 };
 
 // Of the numbers of an operator's `code`: qfx/ops/code.py.
-ActivationCode activation_code_of(const char* op, const std::vector<int64_t>& code);
+ActivationCode activation_code_of(const char* op, std::span<const int64_t> code);
 
 // What a caller knows of a packed weight: qfx/ops/layout.py.
 struct WeightLayoutArgument {
@@ -54,7 +55,7 @@ struct WeightLayoutArgument {
   bool one_scale() const { return bits == 8 && group == 0 && scale_group == 0 && shift == 0; }
 };
 
-WeightLayoutArgument layout_argument_of(const char* op, const std::vector<int64_t>& layout);
+WeightLayoutArgument layout_argument_of(const char* op, std::span<const int64_t> layout);
 
 // One scale for each column of q [*B, M, N]: [N], or [*B, 1, N], one for each matrix.
 void check_col_scale(const char* op, const Tensor& col_scale, const Tensor& q);

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "fingerprint.h"
+#include "tensor_address.h"
 
 namespace qfx {
 namespace {
@@ -35,19 +36,10 @@ class Reader {
     const py::object tensor = py::module_::import("torch").attr("Tensor");
     version_ = tensor.attr("_version");
     storage_ = tensor.attr("untyped_storage");
-    data_ptr_ = tensor.attr("data_ptr");
     strided_ = py::module_::import("torch").attr("strided");
-    // The function through which Inductor's generated code reads its arguments: 5 ns, not 40.
-    const py::object guards = py::module_::import("torch._C._dynamo.guards");
-    const py::object fast =
-        py::getattr(guards, "_torchinductor_pyobject_tensor_data_ptr", py::none());
-    if (!fast.is_none()) fast_data_ptr_ = reinterpret_cast<DataPtr>(fast.cast<uintptr_t>());
   }
 
-  uintptr_t address(PyObject* tensor) const {
-    if (fast_data_ptr_ != nullptr) return reinterpret_cast<uintptr_t>(fast_data_ptr_(tensor));
-    return call(data_ptr_, tensor).cast<uintptr_t>();
-  }
+  uintptr_t address(PyObject* tensor) const { return address_(tensor); }
 
   int64_t version(PyObject* tensor) const {
     auto* type = reinterpret_cast<PyObject*>(Py_TYPE(tensor));
@@ -79,8 +71,6 @@ class Reader {
   py::object storage(PyObject* tensor) const { return call(storage_, tensor); }
 
  private:
-  using DataPtr = void* (*)(PyObject*);
-
   static py::object checked(PyObject* result) {
     if (result == nullptr) throw py::error_already_set();
     return py::reinterpret_steal<py::object>(result);
@@ -89,8 +79,8 @@ class Reader {
     return checked(PyObject_CallOneArg(method.ptr(), tensor));
   }
 
-  py::object version_, storage_, data_ptr_, strided_;
-  DataPtr fast_data_ptr_ = nullptr;
+  py::object version_, storage_, strided_;
+  TensorAddress address_;
 };
 
 // The weights of one call: arguments[p] for p in `positions`. It keeps no tensor or storage alive.

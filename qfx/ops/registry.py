@@ -16,6 +16,7 @@ from torch.autograd import forward_ad
 
 import qfx._C  # noqa: F401  (loading the extension registers the operators)
 from qfx.host.autograd import any_requires_grad, in_forward_mode, redispatch_below
+from qfx.host.inductor_packages import declare_package_calls
 from qfx.host.operators import schema
 
 REFERENCES: dict[str, Callable[..., Any]] = {}
@@ -38,6 +39,7 @@ def fake(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
         def checked(*args: Any) -> Any:
+            declare_package_calls()
             devices = {str(t.device) for t in _tensors(args)}
             if len(devices) > 1:
                 where = " and ".join(sorted(devices))

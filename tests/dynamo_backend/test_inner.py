@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
+import qfx._C as _C
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._inductor.utils import fresh_cache, run_and_get_code
 
+from qfx.ops.code import Code
+from qfx.ops.layout import Layout
+from tests.lib.int8_calls import int8_matmuls
 from tests.lib.models import Block, compiled
 
 FEATURES = 16
@@ -59,8 +65,85 @@ def test_sizes_are_checked_where_other_libraries_promise_them(
     f = compiled(model, inner="inductor", **options)
     with torch.no_grad():
         _, (code,) = run_and_get_code(f, torch.randn(1, FEATURES))
-    assert "torch.ops.qfx.linear" in code
+    assert re.search(r"qfx_linear_dynamic\(|torch\.ops\.qfx\.linear", code)
     assert bool(re.search(r"    assert_size_stride(_grouped)?\(", code)) == checks
+
+
+class Wide(nn.Module):
+    """Reads columns of its input, so that its linears' inputs are not contiguous."""
+
+    def __init__(self, bias: bool) -> None:
+        super().__init__()
+        self.first = nn.Linear(FEATURES, 3 * FEATURES, bias=bias)
+        self.second = nn.Linear(FEATURES, 5, bias=bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(F.gelu(self.first(x.transpose(0, 1)))[..., ::3])
+
+
+@pytest.mark.parametrize(
+    "dtype, bias",
+    [(torch.float32, True), (torch.bfloat16, True), (torch.float16, False)],
+    ids=str,
+)
+def test_direct_calls_give_the_bits_of_the_operator(dtype: torch.dtype, bias: bool) -> None:
+    """For any number of rows, which becomes symbolic; and profilers count them."""
+    torch.manual_seed(0)
+    model = Wide(bias).to(dtype).eval()
+    with torch.no_grad():
+        expected = compiled(model, inner="eager")
+        direct = compiled(model, inner="inductor")
+        _, codes = run_and_get_code(direct, torch.randn(4, 3, FEATURES, dtype=dtype))
+        for rows in (2, 7, 1, 0):
+            x = torch.randn(4, rows, FEATURES, dtype=dtype)
+            assert torch.equal(direct(x), expected(x))
+        _, calls = int8_matmuls(direct, torch.randn(4, 2, FEATURES, dtype=dtype))
+    assert calls == {"qfx::linear_dynamic": 2}
+    assert "qfx_linear_dynamic(" in codes[0] and "torch.ops.qfx" not in codes[0]
+
+
+def linear_call(**changed: Any) -> Callable[[], None]:
+    """Returns a call of the function by which generated code runs a linear of 16 features."""
+    codes = torch.ones(FEATURES, FEATURES, dtype=torch.int8)
+    weight = torch.ops.qfx.pack_weight(codes, torch.ones(FEATURES))
+    x, y = torch.ones(1, FEATURES), torch.empty(1, FEATURES)
+    numbers = {
+        "factor": 0, "rows": 1, "k": FEATURES, "bytes": weight.numel(), "x": 0, "bias": -1, "y": 0,
+        "activation": 0, "n": FEATURES, "bits": 8, "group": 0, "scale_group": 0, "shift": 0,
+        "code_bits": 8, "symmetric": 1, "per_tensor": 0, "code_group": 0, "rotation": 0,
+    } | changed  # fmt: skip
+    return lambda: _C.linear_dynamic(x, weight, *numbers.values(), out=y)
+
+
+@pytest.mark.parametrize(
+    "changed, error",
+    [
+        ({"k": 32}, "K=32 but the weight was packed for K=16"),
+        ({"n": 8}, "N=8 is asked for but the weight was packed for N=16"),
+        ({"bytes": 100}, "not a packed weight of this build"),
+        ({"shift": 1}, "the layout says 8 bits"),
+        ({"code_bits": 9}, "bits=9 is outside 2..8"),
+        ({"code_group": 32}, "group=32, but the weight was packed in one group"),
+        ({"rotation": 64}, "K=16 cannot be rotated by 64"),
+        ({"x": 3}, "unknown dtype"),
+        ({"activation": 99}, "unknown activation"),
+        ({"bias": 0}, "other tensors than announced"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_direct_calls_check_what_they_know(changed: dict[str, int], error: str) -> None:
+    with pytest.raises(RuntimeError, match=error):
+        linear_call(**changed)()
+
+
+def test_a_direct_call_refuses_a_damaged_weight() -> None:
+    linear_call()()
+    codes = torch.ones(FEATURES, FEATURES, dtype=torch.int8)
+    damaged = torch.ops.qfx.pack_weight(codes, torch.ones(FEATURES)).clone()
+    damaged[-1] ^= 1
+    numbers = (0, 1, FEATURES, damaged.numel(), 0, -1, 0, 0, *Layout(FEATURES), *Code())
+    with pytest.raises(RuntimeError, match="its contents are not those that were packed"):
+        _C.linear_dynamic(torch.ones(1, FEATURES), damaged, *numbers, out=torch.ones(1, FEATURES))
 
 
 def test_cpp_wrapper() -> None:

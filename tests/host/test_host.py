@@ -28,6 +28,8 @@ from qfx.host import (
     frame,
     gpu_build,
     inductor,
+    inductor_calls,
+    inductor_packages,
     modules,
     nodes,
     operators,
@@ -238,6 +240,26 @@ def inductor_takes_operators() -> None:
     inductor.inductor({}, None, [torch.ops.qfx.quantize], "digest")
     assert torch.ops.qfx.quantize in lowering.needs_realized_inputs
     assert inductor._takes_addcdiv_apart() in (True, False)
+
+
+def linears_are_called_directly() -> None:
+    """By a compiled graph, but not by a package."""
+    from torch._inductor.utils import fresh_cache, run_and_get_code
+
+    torch._dynamo.reset()
+    model = nn.Linear(64, 64).eval()
+    f = torch.compile(model, backend=qfx.backend, options={"minimum_gain": 0})
+    with fresh_cache(), torch.no_grad():
+        _, (code,) = run_and_get_code(f, torch.randn(1, 64))
+    assert "qfx_linear_dynamic(" in code and "torch.ops.qfx" not in code
+
+
+def functions_are_declared_for_packages() -> None:
+    import torch._inductor.config as config
+
+    inductor_packages.declare_package_calls()
+    names = str(config.aot_inductor.custom_ops_to_c_shims[torch.ops.qfx.linear_dynamic.default])
+    assert "aoti_torch_cpu_linear_dynamic(" in names and "aoti_torch_cuda_linear_dynamic(" in names
 
 
 def tags_are_in_cache_keys() -> None:
@@ -598,6 +620,10 @@ CANARIES: dict[ModuleType, dict[Callable[[], None], str]] = {
     inductor: {
         inductor_takes_operators: "the inner compiler, and reading inputs once",
         tags_are_in_cache_keys: "caches on disk that know which qfx compiled",
+    },
+    inductor_calls: {linears_are_called_directly: "the speed of small calls in compiled graphs"},
+    inductor_packages: {
+        functions_are_declared_for_packages: "the speed of small calls in packages",
     },
     subclasses: {
         wrappers_compute_by_their_own_rules: "quantized weights are read and written as floats",

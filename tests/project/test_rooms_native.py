@@ -45,7 +45,7 @@ def _files(csrc: Path) -> dict[str, str]:
 
 
 def _room_of(file: str) -> str:
-    if file in ("module.cpp", "program.cpp"):
+    if file in ("module.cpp", "program.cpp", "generated_calls.cpp", "package_calls.cpp"):
         return "module"
     if file == "torch":
         return file

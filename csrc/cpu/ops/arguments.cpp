@@ -24,6 +24,14 @@ FloatMatrix float_matrix_of(const char* op, const Tensor& x, const Matrix& size,
   return {x.const_data_ptr(), dtype, size.rows, size.columns, size.columns, transform};
 }
 
+namespace {
+
+void check_whole(const char* op, const std::string& fault) {
+  STD_TORCH_CHECK(fault.empty(), op, ": not a packed weight of this build: ", fault);
+}
+
+}  // namespace
+
 void open_whole(const char* op, const char* maker, Tensor* packed, const OpenPacked& open) {
   constexpr int64_t kHeader = sizeof(PackedHeader);  // the longest
   check_dtype(op, "the packed weight", *packed, {ScalarType::Char});
@@ -44,7 +52,7 @@ void open_whole(const char* op, const char* maker, Tensor* packed, const OpenPac
   }
   if (fault.empty()) fault = open(data, bytes, &contents);
   if (fault.empty()) fault = fault_at_first_use(data, bytes, contents);
-  STD_TORCH_CHECK(fault.empty(), op, ": not a packed weight of this build: ", fault);
+  check_whole(op, fault);
 }
 
 namespace {
@@ -54,6 +62,21 @@ std::string kind_of(int64_t bits, int64_t group, int64_t scale_group, bool shift
   kind += group == 0 ? "one group" : "groups of " + std::to_string(group);
   kind += scale_group == 0 ? " with one scale a row" : " with a scale each";
   return kind + (shift ? " and zero points or minimums" : "");
+}
+
+void check_layout(const char* op, const Weight& w, const WeightLayoutArgument& known) {
+  const PackedWeight& shape = w.shape();
+  STD_TORCH_CHECK(shape.n == known.n, op, ": N=", known.n,
+                  " is asked for but the weight was packed for N=", shape.n);
+  const int64_t group = w.is_lowbit() || w.cut ? shape.group : 0;
+  const int64_t scale_group = shape.scale_by_group ? shape.group : 0;
+  const bool same_scales = scale_group == known.scale_group || shape.groups() <= 1;
+  const bool same = w.bits == known.bits && group == known.group && same_scales &&
+                    w.is_shifted() == (known.shift != 0);
+  STD_TORCH_CHECK(same, op, ": the layout says ",
+                  kind_of(known.bits, known.group, known.scale_group, known.shift != 0),
+                  ", but the weight was packed with ",
+                  kind_of(w.bits, group, scale_group, w.is_shifted()));
 }
 
 }  // namespace
@@ -67,20 +90,21 @@ Weight weight_of(const char* op, Tensor* packed, const Tensor& x, int64_t k,
     *contents = contents_of(w);
     return fault;
   });
-  const PackedWeight& shape = w.shape();
-  STD_TORCH_CHECK(shape.k == k, op, ": x has K=", k, " (shape ", shape_of(x),
-                  ") but the weight was packed for K=", shape.k);
-  STD_TORCH_CHECK(shape.n == known.n, op, ": N=", known.n,
-                  " is asked for but the weight was packed for N=", shape.n);
-  const int64_t group = w.is_lowbit() || w.cut ? shape.group : 0;
-  const int64_t scale_group = shape.scale_by_group ? shape.group : 0;
-  const bool same_scales = scale_group == known.scale_group || shape.groups() <= 1;
-  const bool same = w.bits == known.bits && group == known.group && same_scales &&
-                    w.is_shifted() == (known.shift != 0);
-  STD_TORCH_CHECK(same, op, ": the layout says ",
-                  kind_of(known.bits, known.group, known.scale_group, known.shift != 0),
-                  ", but the weight was packed with ",
-                  kind_of(w.bits, group, scale_group, w.is_shifted()));
+  STD_TORCH_CHECK(w.shape().k == k, op, ": x has K=", k, " (shape ", shape_of(x),
+                  ") but the weight was packed for K=", w.shape().k);
+  check_layout(op, w, known);
+  return w;
+}
+
+Weight weight_at(const char* op, const int8_t* data, int64_t bytes, int64_t k,
+                 const WeightLayoutArgument& layout) {
+  Weight w;
+  std::string fault = open_weight(data, bytes, &w);
+  if (fault.empty()) fault = fault_at_first_use(data, bytes, contents_of(w));
+  check_whole(op, fault);
+  STD_TORCH_CHECK(w.shape().k == k, op, ": x has K=", k,
+                  " but the weight was packed for K=", w.shape().k);
+  check_layout(op, w, layout);
   return w;
 }
 
@@ -125,21 +149,33 @@ void check_bias(const char* op, const std::optional<Tensor>& bias, int64_t n) {
   check_vector(op, "bias", *bias, n);
 }
 
+namespace {
+
+// n floats as float32, in memory of the calling thread until the next call.
+const float* copied_bias(const void* data, Dtype dtype, int64_t n) {
+  thread_local Scratch scratch;
+  float* values = scratch.get<float>(std::max<int64_t>(n, 1));
+  if (dtype == Dtype::kFloat32) {
+    std::copy_n(static_cast<const float*>(data), n, values);
+  } else {
+    kernels_of(current_isa()).row->widen(data, dtype, n, values);
+  }
+  return values;
+}
+
+}  // namespace
+
 const float* bias_of(const char* op, const std::optional<Tensor>& bias, int64_t n) {
   check_bias(op, bias, n);
   if (!bias.has_value()) return nullptr;
   const Dtype dtype = dtype_of(op, bias->scalar_type());
-  const bool contiguous = bias->is_contiguous();
-  if (dtype == Dtype::kFloat32 && contiguous) return floats(*bias);
-  const Tensor flat = contiguous ? *bias : made_contiguous(*bias);
-  thread_local Scratch scratch;
-  float* values = scratch.get<float>(std::max<int64_t>(n, 1));
-  if (dtype == Dtype::kFloat32) {
-    std::copy_n(floats(flat), n, values);
-  } else {
-    kernels_of(current_isa()).row->widen(flat.const_data_ptr(), dtype, n, values);
-  }
-  return values;
+  if (bias->is_contiguous()) return bias_at(bias->const_data_ptr(), dtype, n);
+  const Tensor flat = made_contiguous(*bias);
+  return copied_bias(flat.const_data_ptr(), dtype, n);
+}
+
+const float* bias_at(const void* data, Dtype dtype, int64_t n) {
+  return dtype == Dtype::kFloat32 ? static_cast<const float*>(data) : copied_bias(data, dtype, n);
 }
 
 }  // namespace qfx::cpu

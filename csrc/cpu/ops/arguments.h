@@ -53,6 +53,11 @@ void open_whole(const char* op, const char* maker, Tensor* packed, const OpenPac
 Weight weight_of(const char* op, Tensor* packed, const Tensor& x, int64_t k,
                  const std::vector<int64_t>& layout);
 
+// Opens the packed weight at an address for activations with k columns; what it says is compared
+// with `layout`.
+Weight weight_at(const char* op, const int8_t* data, int64_t bytes, int64_t k,
+                 const WeightLayoutArgument& layout);
+
 // The same of a weight of one scale for each row, with n rows.
 Weight whole_weight_of(const char* op, Tensor* packed, const Tensor& x, int64_t k, int64_t n);
 
@@ -69,5 +74,8 @@ void check_bias(const char* op, const std::optional<Tensor>& bias, int64_t n);
 // Checks bias[n]; returns it as float, null without a bias: the tensor's own memory where that will
 // do, else memory of the calling thread until the next call.
 const float* bias_of(const char* op, const std::optional<Tensor>& bias, int64_t n);
+
+// The same of n floats at an address.
+const float* bias_at(const void* data, Dtype dtype, int64_t n);
 
 }  // namespace qfx::cpu

@@ -75,16 +75,17 @@ Tensor linear(Tensor q, Tensor scale, Tensor zero_point, Tensor weight, std::vec
   return y;
 }
 
+void check_group_of_floats(const char* op, const Weight& w, int64_t group) {
+  if (!w.one_scale()) return check_group_of_x(op, group, w.shape());
+  STD_TORCH_CHECK(group == 0, op, ": group=", group, ", but the weight was packed in one group");
+}
+
 // The weight of a linear that quantizes x itself, with a scale for each `group` elements of K or
 // all (0). Makes it contiguous.
 Weight weight_of_floats(const char* op, Tensor* weight, const Tensor& x, int64_t k,
                         const std::vector<int64_t>& layout, int64_t group) {
   const Weight w = weight_of(op, weight, x, k, layout);
-  if (w.one_scale()) {
-    STD_TORCH_CHECK(group == 0, op, ": group=", group, ", but the weight was packed in one group");
-  } else {
-    check_group_of_x(op, group, w.shape());
-  }
+  check_group_of_floats(op, w, group);
   return w;
 }
 
@@ -188,6 +189,23 @@ STABLE_TORCH_LIBRARY_IMPL(qfx, CPU, m) {
 }
 
 }  // namespace
+
+void linear_at(const char* op, const LinearAt& call) {
+  const Weight w = weight_at(op, call.weight, call.weight_bytes, call.k, call.layout);
+  const auto& [spec, group, rotation] = call.code;
+  check_group_of_floats(op, w, group);
+  const bool rotates = (rotation == 16 || rotation == 64) && call.k % rotation == 0;
+  STD_TORCH_CHECK(rotation == 0 || rotates, op, ": K=", call.k, " cannot be rotated by ", rotation);
+  const int64_t n = w.shape().n;
+  if (call.rows == 0 || n == 0) return;
+  const float* bias = call.bias == nullptr ? nullptr : bias_at(call.bias, call.bias_dtype, n);
+  FloatOutput to = {bias, call.activation, call.out_dtype, static_cast<char*>(call.y)};
+  to.bytes = call.rows * n * to.element();
+  const Linear all[] = {{w, to}};
+  const Transform transform = {call.factor, static_cast<int>(rotation)};
+  const FloatMatrix x = {call.x, call.dtype, call.rows, call.k, call.k, transform};
+  linears_of_floats(kernels_of(current_isa()), {x, spec, group}, all);
+}
 
 LinearOfFloats linear_of_floats(const char* op, const Tensor& given, const DynamicLinear& how,
                                 bool with_sizes) {

@@ -1,4 +1,4 @@
-// linear_dynamic as other operators call it.
+// linear_dynamic as other operators and generated code call it.
 #pragma once
 
 #include <optional>
@@ -25,6 +25,25 @@ struct LinearOfFloats {
   // until the next call; null where none were requested or y has no elements.
   const double* sizes;
 };
+
+// linear_dynamic of operands at addresses, as generated code calls it, without tensors.
+struct LinearAt {
+  const void* x;  // [rows, k]
+  Dtype dtype;
+  int64_t rows, k;
+  const int8_t* weight;
+  int64_t weight_bytes;
+  WeightLayoutArgument layout;
+  const void* bias;  // [n], or null
+  Dtype bias_dtype;
+  const float* factor;  // [k], or null
+  ActivationCode code;
+  Activation activation;
+  Dtype out_dtype;
+  void* y;  // [rows, n]
+};
+
+void linear_at(const char* op, const LinearAt& call);
 
 // y[m][n] of x[m][k]. `op` is named in errors.
 LinearOfFloats linear_of_floats(const char* op, const Tensor& x, const DynamicLinear& how,
