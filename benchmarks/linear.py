@@ -151,9 +151,8 @@ def measure(
         elif name != FLOAT:
             row["percent_of_peak"] = percent_of_peak(isa, row["gmacs"], min(samples[f"{isa} peak"]))
         yield row
-    yield from (
-        {"shape": text, "isa": n, "reason": w} for n, w in peers.items() if isinstance(w, str)
-    )
+    reasons = {name: why for name, why in peers.items() if isinstance(why, str)}
+    yield from ({**more, "shape": text, "isa": n, "reason": w} for n, w in reasons.items())
 
 
 def _name(isa: str, kind: str) -> str:
