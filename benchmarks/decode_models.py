@@ -23,30 +23,21 @@ from examples.minilm import cache_folder
 COMMON = {
     "vocab_size": 49152,
     "tie_word_embeddings": True,
-    "pad_token_id": None,
-    "bos_token_id": None,
-    "eos_token_id": None,
+    **dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id")),
 }
+
+
+def _sizes(*sizes: int) -> dict[str, Any]:
+    names = ["hidden_size", "intermediate_size", "num_hidden_layers"]
+    names += ["num_attention_heads", "num_key_value_heads", "head_dim"]
+    return dict(zip(names, sizes, strict=True))
+
+
+ROPE = {"rope_type": "default", "rope_theta": 1e6}
+WINDOW = {"query_pre_attn_scalar": 256, "sliding_window": 512}
 SIZES: dict[str, dict[str, Any]] = {
-    "qwen3": {
-        "hidden_size": 1024,
-        "intermediate_size": 3072,
-        "num_hidden_layers": 28,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
-    },
-    "gemma3_text": {
-        "hidden_size": 1152,
-        "intermediate_size": 6912,
-        "num_hidden_layers": 18,  # of 26
-        "num_attention_heads": 4,
-        "num_key_value_heads": 1,
-        "head_dim": 256,
-        "query_pre_attn_scalar": 256,
-        "sliding_window": 512,
-    },
+    "qwen3": {**_sizes(1024, 3072, 28, 16, 8, 128), "rope_parameters": ROPE},
+    "gemma3_text": {**_sizes(1152, 6912, 18, 4, 1, 256), **WINDOW},  # 18 of 26 layers
 }
 
 

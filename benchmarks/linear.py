@@ -1,9 +1,10 @@
 """One linear layer in int8 and with fewer bits on every instruction set of this machine, compared
-with F.linear in float32.
+with F.linear in float32, and with `--peers` with linears of other libraries.
 
-All take turns in one process. With `--cold MB`, weights of each kind fill that memory and are used
-one after the other, so that no cache holds them when they are used again, as when a model decodes;
-the memory rate is then compared with the one at which torch sums the same bytes.
+All take turns in one process. `sqnr_db`: of the output, compared with the product in float64. With
+`--cold MB`, weights of each kind fill that memory and are used one after the other, so that no
+cache holds them when they are used again, as when a model decodes; the memory rate is then compared
+with the one at which torch sums the same bytes.
     python -m benchmarks linear --shapes 1x2048x2048 --kinds 'int8;4 bits, 64' --cold 1000
 """
 
@@ -20,12 +21,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchmarks.common import Candidate, keep_memory, read_gb_s, sampled
+from benchmarks.common import Candidate, clock, keep_memory, read_gb_s, sampled
+from benchmarks.linear_peers import PEERS, Layer, prepared
+from benchmarks.peer import wrong
 from benchmarks.question import Question, Row, chosen
 from qfx import _C
 from qfx.ops.code import code_of
 from qfx.ops.layout import layout_of
 from qfx.ops.packing import Packing
+from qfx.ops.single_tensors import sqnr
 from qfx.values.scheme import QSpec
 from qfx.weights.cache import pack
 
@@ -72,13 +76,15 @@ class Shape(NamedTuple):
         return self.m * self.k * self.n
 
 
-def call(kind: str, shape: Shape, cold_mb: int) -> tuple[Callable[[], Tensor], int]:
-    """Returns a function that runs a kind of linear, and the bytes of a weight."""
+def operands(shape: Shape) -> tuple[Tensor, Tensor, Tensor]:
     generator = torch.Generator().manual_seed(0)
-    x_mk, w_nk, bias_n = (
-        torch.randn(size, generator=generator)
-        for size in ((shape.m, shape.k), (shape.n, shape.k), (shape.n,))
-    )
+    sizes = ((shape.m, shape.k), (shape.n, shape.k), (shape.n,))
+    x_mk, w_nk, bias_n = (torch.randn(size, generator=generator) for size in sizes)
+    return x_mk, w_nk, bias_n
+
+
+def layer(kind: str, x_mk: Tensor, w_nk: Tensor, bias_n: Tensor) -> Layer:
+    """Returns a kind of linear."""
     how: tuple[Any, ...] = ("none", torch.float32)
     if kind == FLOAT:
         weight, run, how = w_nk, F.linear, (bias_n,)
@@ -88,10 +94,14 @@ def call(kind: str, shape: Shape, cold_mb: int) -> tuple[Callable[[], Tensor], i
     else:
         w, x, rotation = KINDS[kind]
         weight, run = pack(w_nk, (), Packing(w, rotation=rotation)).weight, OPS.linear_dynamic
-        how = (layout_of(w, 0, shape.n), bias_n, code_of(x, rotation), *how)
-    copies = max(0, (cold_mb << 20) // weight.nbytes - 1)
-    turn = cycle([weight, *(weight.clone() for _ in range(copies))])
-    return lambda: run(x_mk, next(turn), *how), weight.nbytes
+        how = (layout_of(w, 0, len(w_nk)), bias_n, code_of(x, rotation), *how)
+    return Layer(weight.clone, lambda weight: run(x_mk, weight, *how), weight.nbytes)
+
+
+def ready(of: Layer, cold_mb: int) -> tuple[Layer, Callable[[], Tensor]]:
+    """Returns a linear, and a function that runs it with each of its weights in turn."""
+    turn = cycle([of.pack() for _ in range(max(1, (cold_mb << 20) // of.nbytes))])
+    return of, lambda: of.run(next(turn))
 
 
 def kernels(kinds: list[str], shape: Shape) -> Iterator[tuple[str, str]]:
@@ -104,32 +114,45 @@ def kernels(kinds: list[str], shape: Shape) -> Iterator[tuple[str, str]]:
                 yield isa, kind
 
 
-def measure(text: str, kinds: list[str], rounds: int, cold_mb: int) -> list[Row]:
-    """Returns one row for float32 and one for each kernel."""
+def measure(
+    text: str, kinds: list[str], rounds: int, cold_mb: int, with_peers: bool
+) -> Iterator[Row]:
+    """Yields one row for float32, one for each kernel and, if asked to, one for each peer."""
     shape = Shape.parse(text)
-    calls = {kind: call(kind, shape, cold_mb) for kind in (FLOAT, *kinds)}
-    used = list(kernels(kinds, shape))
-    candidates = {FLOAT: Candidate(calls[FLOAT][0])}
-    for isa, kind in used:
+    given = operands(shape)
+    own = {kind: ready(layer(kind, *given), cold_mb) for kind in (FLOAT, *kinds)}
+    peers = {name: prepared(name, *given) for name in (PEERS if with_peers else ())}
+    best = _C.isas()[0]
+    used = {FLOAT: (best, own[FLOAT])}
+    used |= {_name(isa, kind): (isa, own[kind]) for isa, kind in kernels(kinds, shape)}
+    used |= {n: (best, ready(of, cold_mb)) for n, of in peers.items() if isinstance(of, Layer)}
+    candidates = {}
+    for name, (isa, (_, run)) in used.items():
         prepare = partial(_C.set_isa, isa)
-        candidates[_name(isa, kind)] = Candidate(calls[kind][0], prepare)
+        candidates[name] = Candidate(run, prepare)
         candidates[f"{isa} peak"] = Candidate(partial(_C.multiply, 100_000), prepare)
-    samples = sampled(candidates, rounds)
+    samples = sampled(candidates, rounds, clock())
     times = {name: median(taken) for name, taken in samples.items()}
-    more = {"cold_mb": cold_mb} if cold_mb else {}
+    exact = F.linear(*(t.double() for t in given))
     read = read_gb_s(cold_mb) if cold_mb else 0.0
-    rows = [{**more, **as_row(text, FLOAT, times[FLOAT])}]
-    for isa, kind in used:
-        time = times[_name(isa, kind)]
-        row = {**more, **as_row(text, _name(isa, kind), time)}
-        row["speedup"] = round(times[FLOAT] / time, 3)
-        if cold_mb:
-            row["gb_s"] = round(calls[kind][1] / time / 1e9, 1)
+    more = {"cold_mb": cold_mb} if cold_mb else {}
+    for name, (isa, (of, run)) in used.items():
+        _C.set_isa(isa)
+        db = sqnr(exact, of.finish(run()))
+        if name in peers and (error := wrong(db)):
+            peers[name] = error
+            continue
+        row = {**more, **as_row(text, name, times[name]), "sqnr_db": round(db, 1)}
+        if name != FLOAT:
+            row["speedup"] = round(times[FLOAT] / times[name], 3)
+        if name != FLOAT and cold_mb:
+            row["gb_s"] = round(of.nbytes / times[name] / 1e9, 1)
             row["percent_of_read"] = round(100 * row["gb_s"] / read)
-        else:
+        elif name != FLOAT:
             row["percent_of_peak"] = percent_of_peak(isa, row["gmacs"], min(samples[f"{isa} peak"]))
-        rows.append(row)
-    return rows
+        yield row
+    reasons = {name: why for name, why in peers.items() if isinstance(why, str)}
+    yield from ({**more, "shape": text, "isa": n, "reason": w} for n, w in reasons.items())
 
 
 def _name(isa: str, kind: str) -> str:
@@ -158,12 +181,12 @@ def tables(options: Namespace) -> Iterator[list[Row]]:
     keep_memory()
     kinds: list[Any] = chosen(options.kinds, KINDS)
     for shape in options.shapes:
-        yield measure(shape, kinds, options.rounds, options.cold)
+        yield list(measure(shape, kinds, options.rounds, options.cold, options.peers))
 
 
 QUESTION = Question(
     "How fast is a linear in int8 and fewer bits, compared with float32?",
     tables,
     key=("shape", "isa", "cold_mb"),
-    options={"shapes": SHAPES, "kinds": [INT8, SEVEN], "cold": 0},
+    options={"shapes": SHAPES, "kinds": [INT8, SEVEN], "cold": 0, "peers": False},
 )

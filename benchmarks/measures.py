@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 import qfx
+from benchmarks.question import Row
 from benchmarks.zoo import Inputs
 from qfx.match.matching import match
 from qfx.ops.single_tensors import sqnr
@@ -26,7 +27,6 @@ from qfx.report.report import Report
 NOISE_DRAWS = 5
 MATMULS = {f"aten::{name}" for name in ("mm", "addmm", "bmm", "baddbmm", "addbmm", "mv", "dot")}
 MATMULS |= {"aten::convolution", "aten::_grouped_mm", "mkldnn::_linear_pointwise"}
-Row = dict[str, Any]
 
 
 # --- coverage ---

@@ -20,12 +20,11 @@ from torch import nn
 from torch._inductor.utils import fresh_cache
 
 import qfx
-from benchmarks.common import Candidate, compiled_apart, interleaved
-from benchmarks.peer import Answers, Run, Way, missing, reason
+from benchmarks.common import Candidate, clock, compiled_apart, interleaved
+from benchmarks.peer import Answers, Run, Way, missing, reason, wrong
 from benchmarks.peers import PEERS
 from benchmarks.question import Question, Row, chosen
-from benchmarks.results_cells import not_run
-from benchmarks.standing import BASELINE, standings
+from benchmarks.results_cells import BASELINE, not_run, standings
 from benchmarks.subjects import TABLE, Inputs, Outputs, Sizes, Subject
 from qfx.ops.single_tensors import sqnr
 
@@ -73,16 +72,17 @@ def ways() -> dict[str, Way]:
     return {**own, **PEERS}
 
 
-def prepared(way: Way, model: nn.Module, inputs: Inputs) -> tuple[Run, Answers] | str:
-    """Returns a way and the outputs of its first call, from an empty Inductor cache, or the reason
-    why it does not run."""
+def prepared(way: Way, model: nn.Module, inputs: Inputs) -> Run | str:
+    """Returns a way after its first call, from an empty Inductor cache, or the reason why it does
+    not run."""
     if lacking := missing(way.packages):
         return lacking
     with fresh_cache():  # which keeps its folder where an error passes through
         try:
             way.set_isa()
             run = way.prepare(model, inputs)
-            return run, run()
+            run()
+            return run
         except Exception as why:
             return reason(why)
 
@@ -92,40 +92,37 @@ def measure(
 ) -> list[Row]:
     """Returns one row for each of `used`, the baseline among them, in its order."""
     model, inputs = subject.build(sizes)
-    best_isa = _C.isa()
+    best_isa, rows = _C.isa(), []
     with torch.no_grad():
+        expected = model(*inputs)  # before any peer is given the model
         found = {name: prepared(way, model, inputs) for name, way in used.items()}
-        ready = {name: p for name, p in found.items() if not isinstance(p, str)}
-        runs = {name: Candidate(run, used[name].set_isa) for name, (run, _) in ready.items()}
-        times = interleaved(runs, rounds)
-    answers = {name: outputs for name, (_, outputs) in ready.items()}
+        runs = {n: Candidate(r, used[n].set_isa) for n, r in found.items() if callable(r)}
+        times = interleaved(runs, rounds, clock())
+        for name, run in found.items():
+            row = {"model": subject.name, "candidate": name, "threads": torch.get_num_threads()}
+            row["isa"] = used[name].isa
+            used[name].set_isa()
+            row |= figures(name, expected, run(), times) if callable(run) else {"reason": run}
+            rows.append(row)
     _C.set_isa(best_isa)
-    return [
-        {
-            "model": subject.name,
-            "candidate": name,
-            "threads": torch.get_num_threads(),
-            "isa": used[name].isa,
-            **({"reason": f} if isinstance(f, str) else figures(name, answers, times)),
-        }
-        for name, f in found.items()
-    ]
+    return rows
 
 
-def figures(name: str, answers: Mapping[str, Answers], times: Mapping[str, float]) -> Row:
-    """Returns milliseconds per call, the speed relative to float32 eager, and the
-    SQNR of the outputs relative to its outputs: of the hidden state, and of the logits if the model
-    has them."""
-    pairs = zip(("sqnr_db", "logits_sqnr_db"), answers[BASELINE], answers[name], strict=False)
+def figures(name: str, expected: Answers, answer: Answers, times: Mapping[str, float]) -> Row:
+    """Returns milliseconds per call, the speed relative to float32 eager, and the SQNR of the
+    outputs relative to its outputs: of the hidden state, and of the logits if the model has them.
+    If they are wrong, there is a reason instead."""
     decibels = {
         part: round(sqnr(e, f.float()), 2)
-        for part, e, f in pairs
-        if name != BASELINE and e is not None and f is not None
+        for part, e, f in zip(("sqnr_db", "logits_sqnr_db"), expected, answer, strict=False)
+        if e is not None and f is not None
     }
+    if why := wrong(min(decibels.values())):
+        return {"reason": why}
     return {
         "median_ms": round(times[name] * 1e3, 3),
         "ratio": round(times[BASELINE] / times[name], 3),
-        **decibels,
+        **(decibels if name != BASELINE else {}),
     }
 
 

@@ -16,6 +16,7 @@ from qfx import _C
 Answers = Sequence[Tensor | None]
 Run = Callable[[], Answers]
 Prepare = Callable[[nn.Module, Inputs], Run]
+WRONG_DB = 10.0  # an error of a third of the norm: more than that of any format measured here
 
 
 class UnsupportedError(Exception):
@@ -27,6 +28,11 @@ def reason(why: Exception) -> str:
     """Returns why a peer does not run: it may raise anything, and its row says what."""
     known = isinstance(why, UnsupportedError)
     return str(why) if known else f"{type(why).__name__}: {why}".split("\n")[0]
+
+
+def wrong(db: float) -> str | None:
+    """Returns a sentence, the row's instead of a time, if outputs with this SQNR are wrong."""
+    return f"Its outputs are wrong: {db:.2f} dB." if db < WRONG_DB else None
 
 
 @dataclass(frozen=True)

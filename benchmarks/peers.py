@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import copy
+import os
 import tempfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor, nn
 
 from benchmarks.common import compiled_apart
-from benchmarks.peer import Run, Way
+from benchmarks.linear_peers import ZENTORCH, codes_of
+from benchmarks.peer import Run, UnsupportedError, Way
 from benchmarks.peer_ctranslate2 import ctranslate2_int8
-from benchmarks.subjects import Inputs, Outputs
+from benchmarks.subjects import Decode, Inputs, Outputs
 
 GROUP = 64  # activations that share a scale in OpenVINO: the fastest group, as exact as larger ones
 
@@ -30,20 +33,29 @@ def torch_dynamic(model: nn.Module, inputs: Inputs) -> Run:
     return lambda: quantized(*inputs)
 
 
-def bfloat16(model: nn.Module, inputs: Inputs) -> Run:
-    """Runs under autocast, by Inductor with frozen weights, which otherwise would be converted at
-    each call."""
+def frozen(
+    backend: str, model: nn.Module, inputs: Inputs, autocast: bool = False, **settings: Any
+) -> Run:
+    """Runs a compiled model whose weights are frozen. Without that, autocast would convert them at
+    each call. `settings`: those of Inductor."""
     from torch._inductor import config
 
-    compiled = compiled_apart(model, "inductor")
+    compiled = compiled_apart(model, backend)
 
     def run() -> Outputs:
-        with torch.autocast("cpu", torch.bfloat16):
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
             return compiled(*inputs)
 
-    with config.patch(freezing=True):
+    with config.patch({"freezing": True, **settings}):
         run()
     return run
+
+
+def bfloat16_parameters(model: nn.Module, inputs: Inputs) -> Run:
+    """Runs a model whose parameters and inputs are bfloat16, so that LayerNorm has no float32
+    either."""
+    given = tuple(x.bfloat16() if x.is_floating_point() else x for x in inputs)
+    return frozen("inductor", copy.deepcopy(model).bfloat16(), given)
 
 
 # What torchao's documentation sets on CPUs beside freezing.
@@ -53,15 +65,46 @@ RECIPE = {"cpp_wrapper": True, "max_autotune": True, "cpp.enable_concat_linear":
 def torchao_compiled(settings: dict[str, Any], model: nn.Module, inputs: Inputs) -> Run:
     """Runs torchao with frozen weights, as its documentation recommends on CPUs.
     `set_inductor_config` is meant for GPUs, and would change Inductor for every candidate."""
-    from torch._inductor import config
     from torchao.quantization import Int8DynamicActivationInt8WeightConfig, quantize_
 
     quantized = copy.deepcopy(model)
     quantize_(quantized, Int8DynamicActivationInt8WeightConfig(set_inductor_config=False))
-    compiled = compiled_apart(quantized, "inductor")
-    with config.patch({"freezing": True, **settings}):
-        compiled(*inputs)
-    return lambda: compiled(*inputs)
+    return frozen("inductor", quantized, inputs, **settings)
+
+
+# --- zentorch ---
+
+
+def zentorch(model: nn.Module, inputs: Inputs, int8: bool = False, autocast: bool = False) -> Run:
+    """Runs AMD's backend of torch.compile, on a copy of the model because it reorders weights in
+    place. Its pass would stay in Inductor, for every later candidate. It prepacks no int8 weights:
+    with K > N the product of a prepacked one is wrong."""
+    from zentorch import _C
+
+    if not _C.is_avx512_supported():
+        raise UnsupportedError("zentorch needs AVX-512.")
+    if isinstance(model, Decode):
+        raise UnsupportedError("The attention of zentorch fails with one query.")
+    own = copy.deepcopy(model)
+    linears = [(name, m) for name, m in own.named_modules() if isinstance(m, nn.Linear)]
+    for name, linear in linears if int8 else ():
+        own.set_submodule(name, ZentorchLinear(linear))
+    with mock.patch.dict(os.environ, {"ZENTORCH_WEIGHT_PREPACK": str(int(not int8))}):
+        return frozen("zentorch", own, inputs, autocast, joint_custom_post_pass=None)
+
+
+class ZentorchLinear(nn.Module):
+    """A linear with int8 weights, one scale for each output, and one for each token at run time."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        codes, scales = codes_of(linear.weight.detach())
+        self.codes, self.scales = nn.Buffer(codes), nn.Buffer(scales.flatten())
+        self.bias = linear.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        run = torch.ops.zentorch.zentorch_dynamic_qlinear
+        return run(x.contiguous(), self.codes, self.scales, self.bias)
 
 
 # --- ONNX Runtime ---
@@ -156,10 +199,14 @@ def _tensors(arrays: Any) -> tuple[Tensor, ...]:
 
 ONNX = ("onnx", "onnxruntime", "onnxscript")
 PEERS: dict[str, Way] = {
-    "bfloat16 Inductor": Way(bfloat16),
+    "bfloat16 Inductor": Way(partial(frozen, "inductor", autocast=True)),
+    "bfloat16 Inductor, bfloat16 parameters": Way(bfloat16_parameters),
     "torch quantize_dynamic": Way(torch_dynamic),
     "torchao W8A8": Way(partial(torchao_compiled, {}), packages=("torchao",)),
     "torchao W8A8 by its recipe": Way(partial(torchao_compiled, RECIPE), packages=("torchao",)),
+    "zentorch float32": Way(zentorch, packages=ZENTORCH),
+    "zentorch bfloat16": Way(partial(zentorch, autocast=True), packages=ZENTORCH),
+    "zentorch int8": Way(partial(zentorch, int8=True), packages=ZENTORCH),
     "ONNX Runtime float32": Way(onnx_float, packages=ONNX),
     "ONNX Runtime int8": Way(partial(onnx_dynamic, "QInt8", False), packages=ONNX),
     "ONNX Runtime 7-bit weights": Way(partial(onnx_dynamic, "QInt8", True), packages=ONNX),

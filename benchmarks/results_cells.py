@@ -10,13 +10,14 @@ from collections.abc import Callable, Sequence
 from string import Formatter
 from typing import Any
 
+from benchmarks.question import Row
 from benchmarks.settings import SETTINGS
-from benchmarks.standing import BASELINE, standings
 
-Row = dict[str, Any]
 Template = str | Sequence[str]
 EXACT_DB = 100.0  # above it, a difference is that of two orders of float32 sums
 CLOSE = 0.2  # of a prediction, relative
+BASELINE = "float32 eager"
+OWN = {"qfx": "qfx compiled", "qfx exported": "qfx exported"}  # candidate -> how it is called here
 
 
 def count(number: int, what: str) -> str:
@@ -112,6 +113,38 @@ def as_settings(row: Row) -> Any:
 ORDERS = {"models": float_first, "accuracy": as_settings}
 
 
+# --- the rank of qfx ---
+
+
+def standings(rows: Sequence[Row]) -> list[str]:
+    """Returns one line for each of OWN among `rows`, of one model and one number of threads.
+
+    The rank is by the speed relative to float32 eager of the same run. The others are all ways that
+    are not qfx; a way that did not run is not counted.
+    """
+    others = [r for r in rows if "reason" not in r and not r["candidate"].startswith("qfx")]
+    found = {row["candidate"]: row for row in rows}
+    return [f"{OWN[name]}: {_place(found[name], others)}" for name in OWN if name in found]
+
+
+def _place(row: Row, others: Sequence[Row]) -> str:
+    if "reason" in row:
+        return f"did not run. {row['reason']}"
+    best = max(others, key=lambda r: r["ratio"], default=row)
+    rank = 1 + sum(r["ratio"] > row["ratio"] for r in others)
+    text = f"{ordinal(rank)} of {1 + len(others)}"
+    if rank == 1:
+        return text
+    return f"{text}, {best['ratio'] / row['ratio']:.2f}x the first ({best['candidate']})"
+
+
+def ordinal(rank: int) -> str:
+    if rank == 1:
+        return "first"
+    teens = rank % 100 in (11, 12, 13)
+    return f"{rank}{'th' if teens else {1: 'st', 2: 'nd', 3: 'rd'}.get(rank % 10, 'th')}"
+
+
 def places(rows: list[Row]) -> list[str]:
     """Returns, for one model, the rank of qfx for each number of threads, then what did not run and
     why."""
@@ -125,7 +158,7 @@ def places(rows: list[Row]) -> list[str]:
 
 def not_run(rows: list[Row]) -> list[str]:
     """Returns what did not run, and what went wrong or was detected to be wrong."""
-    names = ("candidate", "way", "base")
+    names = ("candidate", "way", "base", "isa")
     lines = [
         f"no {next(r[n] for n in names if n in r)}: {r['reason']}" for r in rows if "reason" in r
     ]

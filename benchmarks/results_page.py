@@ -16,8 +16,9 @@ from typing import Any
 
 from benchmarks import survey_page
 from benchmarks.common import RESULTS, ROOT, slug, stored
+from benchmarks.question import Row
 from benchmarks.results_age import TODAY, Age
-from benchmarks.results_cells import BELOW, COMPUTED, ORDERS, Row, Template, filled, not_run
+from benchmarks.results_cells import BELOW, COMPUTED, ORDERS, Template, filled, not_run
 from benchmarks.survey_page import rendered, table
 
 PAGE, README = ROOT / "docs" / "results.md", ROOT / "README.md"

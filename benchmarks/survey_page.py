@@ -9,10 +9,10 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 
 from benchmarks.common import RESULTS, ROOT, stored
+from benchmarks.question import Row
 from benchmarks.results_age import TODAY, Age
 from benchmarks.zoo import TABLE
 
-Row = dict[str, Any]
 QUESTION = "architectures"
 PAGE = ROOT / "docs" / "architectures.md"
 TEMPLATE = ROOT / "docs" / "architectures.template.md"

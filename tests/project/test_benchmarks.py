@@ -15,7 +15,16 @@ import torch
 
 import benchmarks.__main__ as runner
 import qfx
-from benchmarks import common, compiling, models, peers, results_page, training
+from benchmarks import (
+    common,
+    compiling,
+    linear,
+    linear_peers,
+    models,
+    peers,
+    results_page,
+    training,
+)
 from benchmarks.common import compiled_apart, merge
 from benchmarks.converted import converted
 from benchmarks.fresh import FailedError, call
@@ -23,7 +32,7 @@ from benchmarks.models import BASELINE, Way, below, measure, ways
 from benchmarks.peer import UnsupportedError, missing
 from benchmarks.peers import PEERS
 from benchmarks.question import Question, chosen
-from benchmarks.standing import ordinal, standings
+from benchmarks.results_cells import ordinal, standings
 from benchmarks.subjects import SUBJECTS, TABLE, Subject
 from tests.conftest import on_threads
 from tests.lib.pairs import LONG, every
@@ -57,7 +66,7 @@ def test_options_have_the_types_of_their_defaults() -> None:
 # What is asked, at a tiny size.
 ASKED = {
     "linear": ["--shapes", "4x64x32", "--kinds", "int8;7-bit;rotated;groups 64;5 bits, 64;1-bit"],
-    "linear, cold": ["--shapes", "1x64x32", "--kinds", "int8", "--cold", "1"],
+    "linear, cold": ["--shapes", "1x64x32", "--kinds", "int8", "--cold", "1", "--peers"],
     "attention": ["--cases", "64"],
     "cost": ["--count", "1"],
     "training": ["--layers", "1"],
@@ -115,6 +124,36 @@ def test_a_fresh_process_answers_or_says_why_not() -> None:
         call(ordinal, "3")
     with pytest.raises(FailedError, match="stopped after 0 s"):
         call(ordinal, 3, limit_s=0.01)
+
+
+# --- one linear ---
+
+
+@pytest.mark.parametrize("name, shape", every(linear_peers.PEERS, ["1x64x32", "4x32x64"]))
+def test_a_linear_of_another_library_is_near_float(name: str, shape: str) -> None:
+    """Also the second time, because a library may reorder the weight itself."""
+    given = linear.operands(linear.Shape.parse(shape))
+    layer = linear_peers.prepared(name, *given)
+    if isinstance(layer, str):
+        assert layer == missing(linear_peers.PEERS[name][1])
+        return
+    weight, exact = layer.pack(), torch.nn.functional.linear(*(t.double() for t in given))
+    for _ in range(2):
+        db = qfx.sqnr(exact, layer.finish(layer.run(weight)))
+        assert 30 < db < 60, db  # else it would be float32 under another name
+
+
+def test_a_wrong_linear_has_a_reason_and_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    def negated(x: Any, w: Any, bias: Any) -> linear_peers.Layer:
+        layer = linear.layer("float32", x, w, bias)
+        return layer._replace(run=lambda weight: -layer.run(weight))
+
+    monkeypatch.setattr(linear, "PEERS", peers := {"wrong": (negated, ()), "breaks": (_fails, ())})
+    monkeypatch.setattr(linear_peers, "PEERS", peers)
+    rows = list(linear.measure("4x64x32", [], 1, 0, True))
+    assert [row["isa"] for row in rows] == ["float32", "wrong", "breaks"]
+    assert rows[1] == {"shape": "4x64x32", "isa": "wrong", "reason": WRONG}
+    assert rows[2]["reason"] == FAKES["fails"][1]
 
 
 # --- whole models ---
@@ -180,15 +219,21 @@ def _refuses(*_: Any) -> Any:
     raise UnsupportedError("It knows no BERT.")
 
 
+def _negated(model: Any, inputs: Any) -> Any:
+    return lambda: tuple(-y for y in model(*inputs))
+
+
 def _logits_only(model: Any, inputs: Any) -> Any:
     return lambda: (None, *model(*inputs)[1:])
 
 
+WRONG = "Its outputs are wrong: -6.02 dB."
 # A peer, and its reason; None where it runs.
 FAKES = {
     "runs": (Way(models.eager), None),
     "logits": (Way(_logits_only), None),
     "fails": (Way(_fails), "ModuleNotFoundError: No module named 'peer'"),
+    "wrong": (Way(_negated), WRONG),
     "refuses": (Way(_refuses), "It knows no BERT."),
     "lacks": (
         Way(models.eager, packages=("torch", "no-such-peer", "no-such-other")),
