@@ -4,6 +4,7 @@
 #include "cpu/kernels/rows/fetch.h"
 #include "cpu/kernels/rows/vector.h"
 #include "cpu/kernels/tables/weight_only.h"
+#include "cpu/kernels/x86/row_pointers.h"
 
 namespace qfx::cpu {
 namespace {  // internal linkage: each instruction set compiles its own
@@ -39,6 +40,9 @@ struct CodeQuads {
   }
 };
 
+template <int kRows>
+using RowsOfTile = RowPointers<float, kRows>;
+
 constexpr int kChainsAtOnce = 2;  // of a tile of floats, whose sums fill the registers
 template <int kRows>
 constexpr int kVectorsOfCodes = 2;  // of columns at a time
@@ -56,6 +60,17 @@ struct CodeQuads {
   }
 };
 
+// With 16 vector registers GCC keeps the sums in them only where it chooses all addresses itself.
+template <int kRows>
+struct RowsOfTile {
+  const float* first;
+  int64_t stride;
+
+  QFX_INLINE float at(int r, int k) const { return first[r * stride + k]; }
+  QFX_INLINE void move(int64_t elements) { first += elements; }
+  QFX_INLINE void hide() { asm("" : "+r"(first)); }
+};
+
 constexpr int kChainsAtOnce = 1;
 template <int kRows>
 constexpr int kVectorsOfCodes = kRows == 1   ? 4
@@ -67,32 +82,34 @@ using wide::Vector;
 
 // The codes of k = kByte.
 template <int kByte, int kRows, int kVectors>
-QFX_INLINE void add_codes(const float* x, int64_t ldx, const CodeQuads& codes, int v,
+QFX_INLINE void add_codes(const RowsOfTile<kRows>& x, const CodeQuads& codes, int v,
                           Vector (&s)[2][kRows][kVectors]) {
   const Vector w = codes.template floats<kByte>();
 #pragma GCC unroll 6
   for (int r = 0; r < kRows; ++r) {
     Vector& to = s[kByte / 2][r][v];
-    to = wide::multiply_add(wide::all(x[r * ldx + kByte]), w, to);
+    to = wide::multiply_add(wide::all(x.at(r, kByte)), w, to);
   }
 }
 
 // kVectors vectors of columns.
 template <int kRows, int kVectors, int kHint>
-QFX_INLINE void columns_of_codes(const float* x, int64_t ldx, const int8_t* b, int64_t groups,
+QFX_INLINE void columns_of_codes(const float* first, int64_t ldx, const int8_t* b, int64_t groups,
                                  int64_t ahead, float* sums) {
   Vector s[2][kRows][kVectors] = {};
-  for (int64_t g = 0; g < groups; ++g, x += kGroup, b += kPanel * kGroup) {
+  RowsOfTile<kRows> x{first, ldx};
+  for (int64_t g = 0; g < groups; ++g, x.move(kGroup), b += kPanel * kGroup) {
     fetch<kHint>(b + ahead);
     if constexpr (kVectors * wide::kLanes > 16) fetch<kHint>(b + ahead + 64);
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) {
-      asm("" : "+r"(x));  // or GCC keeps 4 k of all rows from vector to vector, and spills
+      // Or GCC keeps 4 k of all rows from vector to vector, and spills.
+      if constexpr (kRows > 1) x.hide();
       const CodeQuads codes(b + v * wide::kLanes * kGroup);
-      add_codes<0>(x, ldx, codes, v, s);
-      add_codes<1>(x, ldx, codes, v, s);
-      add_codes<2>(x, ldx, codes, v, s);
-      add_codes<3>(x, ldx, codes, v, s);
+      add_codes<0>(x, codes, v, s);
+      add_codes<1>(x, codes, v, s);
+      add_codes<2>(x, codes, v, s);
+      add_codes<3>(x, codes, v, s);
     }
   }
 #pragma GCC unroll 6
@@ -136,15 +153,16 @@ using Chains = Vector[2][kRows][2];  // [i][m] of two vectors of columns
 // Chains kFirst to kEnd - 1 of columns n and up go on.
 template <int kFirst, int kEnd, int kRows>
 QFX_INLINE void go_on(const FloatTile& t, int n, Chains<kRows>& s) {
-  const float *x = t.x, *w = t.w + n;
-  for (int64_t g = 0; g < t.groups; ++g, x += kGroup, w += kPanel * kGroup) {
+  RowsOfTile<kRows> x{t.x, t.ldx};
+  const float* w = t.w + n;
+  for (int64_t g = 0; g < t.groups; ++g, x.move(kGroup), w += kPanel * kGroup) {
 #pragma GCC unroll 4
     for (int k = 2 * kFirst; k < 2 * kEnd; ++k) {
       const Vector w0 = wide::load(w + k * kPanel);
       const Vector w1 = wide::load(w + k * kPanel + wide::kLanes);
 #pragma GCC unroll 6
       for (int r = 0; r < kRows; ++r) {
-        const Vector one = wide::all(x[r * t.ldx + k]);
+        const Vector one = wide::all(x.at(r, k));
         s[k / 2][r][0] = wide::multiply_add(one, w0, s[k / 2][r][0]);
         s[k / 2][r][1] = wide::multiply_add(one, w1, s[k / 2][r][1]);
       }
@@ -191,7 +209,7 @@ template <int kRows>
 void weight_only_scaled(const FloatTile& t, const float* scale, float* sums) {
   for (int n = 0; n < kPanel; n += 2 * wide::kLanes) {
     Chains<kRows> s;
-    for_each_chain<kRows>([&](int i, int r, int v, int) { s[i][r][v] = wide::all(0); });
+    for_each_chain<kRows>([&](int i, int r, int v, int) { s[i][r][v] = wide::all(0.f); });
     go_on<kRows>(t, n, s);
 #pragma GCC unroll 6
     for (int r = 0; r < kRows; ++r) {

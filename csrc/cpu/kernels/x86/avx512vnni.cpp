@@ -14,7 +14,7 @@
 #include "cpu/kernels/x86/integer_lines.h"
 #include "cpu/kernels/x86/lowbit512.h"
 #include "cpu/kernels/x86/multiply_chains.h"
-#include "cpu/kernels/x86/row_words.h"
+#include "cpu/kernels/x86/row_pointers.h"
 
 namespace qfx::cpu {
 namespace {
@@ -40,7 +40,7 @@ inline __attribute__((always_inline)) void products(const uint8_t* a, int64_t ld
       acc[s][r][1] = s == 0 ? begin(r, 1) : _mm512_setzero_si512();
     }
   }
-  RowWords<kRows> words(a, lda);
+  RowPointers<uint8_t, kRows> rows(a, lda);
   for (int64_t g = 0; g < groups; g += kSteps) {
 #pragma GCC unroll 4
     for (int s = 0; s < kSteps; ++s) {
@@ -52,13 +52,13 @@ inline __attribute__((always_inline)) void products(const uint8_t* a, int64_t ld
         const __m512i w1 = _mm512_loadu_si512(b + p * apart + 64);
 #pragma GCC unroll 12
         for (int r = 0; r < kRows; ++r) {
-          const __m512i x = words.of(r);
+          const __m512i x = word_at(rows.of(r));
           const int line = p * kRows + r;
           acc[s][line][0] = _mm512_dpbusd_epi32(acc[s][line][0], x, w0);
           acc[s][line][1] = _mm512_dpbusd_epi32(acc[s][line][1], x, w1);
         }
       }
-      words.next();
+      rows.move(kGroup);
       b += kPanel * kGroup;
       if constexpr (kHint != kNothing) ahead += kFetched * 64;
     }

@@ -6,10 +6,16 @@
 
 #include "cpu/kernels/rows/fetch.h"
 #include "cpu/kernels/x86/group_terms512.h"
-#include "cpu/kernels/x86/row_words.h"
+#include "cpu/kernels/x86/row_pointers.h"
 
 namespace qfx::cpu {
 namespace {
+
+inline __m512i word_at(const uint8_t* p) {
+  int32_t word;
+  __builtin_memcpy(&word, p, 4);
+  return _mm512_set1_epi32(word);
+}
 
 // kRows x 32 columns. The sums of a group start from what its offsets make of them, so that they
 // cost nothing. See `strip` of avx512vnni.cpp for the steps.
@@ -21,7 +27,7 @@ void group_tile(const GroupTile& t) {
   const float* row_scale = t.terms.row_scale;
   float* sums = t.terms.sums;
   GroupColumns columns(t.terms);
-  RowWords<kRows> words(t.a, t.lda);
+  RowPointers<uint8_t, kRows> rows(t.a, t.lda);
   for (int64_t g = 0; g < t.groups; ++g, columns.next(), row_scale += t.terms.row_step) {
     __m512i acc[kSteps][kRows][2];
 #pragma GCC unroll 2
@@ -49,11 +55,11 @@ void group_tile(const GroupTile& t) {
         const __m512i w0 = _mm512_loadu_si512(b), w1 = _mm512_loadu_si512(b + 64);
 #pragma GCC unroll 12
         for (int r = 0; r < kRows; ++r) {
-          const __m512i x = words.of(r);
+          const __m512i x = word_at(rows.of(r));
           acc[s][r][0] = _mm512_dpbusd_epi32(acc[s][r][0], x, w0);
           acc[s][r][1] = _mm512_dpbusd_epi32(acc[s][r][1], x, w1);
         }
-        words.next();
+        rows.move(kGroup);
         b += kPanel * kGroup;
         if constexpr (kHint != kNothing) ahead += kPanel * kGroup;
       }
