@@ -2,9 +2,9 @@
 #pragma once
 
 #include "cpu/kernels/rows/fetch.h"
+#include "cpu/kernels/rows/row_pointers.h"
 #include "cpu/kernels/rows/vector.h"
 #include "cpu/kernels/tables/weight_only.h"
-#include "cpu/kernels/x86/row_pointers.h"
 
 namespace qfx::cpu {
 namespace {  // internal linkage: each instruction set compiles its own

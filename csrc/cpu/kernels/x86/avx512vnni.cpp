@@ -8,13 +8,13 @@
 #include "cpu/kernels/rows/fetch.h"
 #include "cpu/kernels/rows/loops.h"
 #include "cpu/kernels/rows/offset.h"
+#include "cpu/kernels/rows/row_pointers.h"
 #include "cpu/kernels/tables/attention.h"
 #include "cpu/kernels/x86/float_lines.h"
 #include "cpu/kernels/x86/group_tiles512.h"
 #include "cpu/kernels/x86/integer_lines.h"
 #include "cpu/kernels/x86/lowbit512.h"
 #include "cpu/kernels/x86/multiply_chains.h"
-#include "cpu/kernels/x86/row_pointers.h"
 
 namespace qfx::cpu {
 namespace {

@@ -5,8 +5,8 @@
 #include <utility>
 
 #include "cpu/kernels/rows/fetch.h"
+#include "cpu/kernels/rows/row_pointers.h"
 #include "cpu/kernels/x86/group_terms512.h"
-#include "cpu/kernels/x86/row_pointers.h"
 
 namespace qfx::cpu {
 namespace {

@@ -1,8 +1,6 @@
 // Pointers into the rows of a tile that need few registers.
 #pragma once
 
-#include <immintrin.h>
-
 #include <cstdint>
 
 #include "cpu/kernels/tables/panel.h"
