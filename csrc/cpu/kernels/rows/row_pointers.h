@@ -3,8 +3,6 @@
 
 #include <cstdint>
 
-#include "cpu/kernels/tables/panel.h"
-
 namespace qfx::cpu {
 namespace {  // internal linkage: each instruction set compiles its own
 
