@@ -4,6 +4,7 @@ dispatcher, where autograd's kernels in Python run unless the call is made in in
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Mapping
 from functools import cache
@@ -22,25 +23,36 @@ ARGUMENTS: Mapping[str, str] = {
 
 
 def declare_package_calls() -> None:
-    """Adds the C functions to Inductor's configuration, where its code generator looks for them, if
-    Inductor has been imported. Importing it takes longer than importing qfx, so this is called
-    whenever shapes are computed, which happens before code is generated."""
-    config = sys.modules.get("torch._inductor.config")
-    if config is not None:
-        _declare(config)
+    """Adds the C functions to Inductor's configuration while it makes a package, and takes them
+    away afterwards: the configuration is part of the keys of Inductor's caches, and what contains
+    an operator is no key. Called whenever shapes are computed, which happens before code is
+    generated."""
+    virtualized = sys.modules.get("torch._inductor.virtualized")
+    if virtualized is not None:
+        _set_declared(virtualized.V.aot_compilation is True)
+
+
+_BEFORE: list[dict[Any, Any]] = []  # the user's own, while ours are there
+
+
+def _set_declared(wanted: bool) -> None:
+    if wanted == bool(_BEFORE):
+        return
+    config = importlib.import_module("torch._inductor.config").aot_inductor
+    if wanted and hasattr(config, "custom_ops_to_c_shims"):
+        _BEFORE.append(config.custom_ops_to_c_shims)
+        config.custom_ops_to_c_shims = {**_BEFORE[0], **_own()}
+    elif _BEFORE:
+        config.custom_ops_to_c_shims = _BEFORE.pop()
 
 
 @cache
-def _declare(config: Any) -> None:
+def _own() -> dict[Any, list[str]]:
     import torch
 
-    known = getattr(config.aot_inductor, "custom_ops_to_c_shims", None)
-    if known is None:
-        return
-    own = {
+    return {
         getattr(torch.ops.qfx, name).default: [
             f"AOTITorchError aoti_torch_{device}_{name}({arguments})" for device in DEVICES
         ]
         for name, arguments in ARGUMENTS.items()
     }
-    config.aot_inductor.custom_ops_to_c_shims = {**known, **own}

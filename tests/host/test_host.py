@@ -254,12 +254,17 @@ def linears_are_called_directly() -> None:
     assert "qfx_linear_dynamic(" in code and "torch.ops.qfx" not in code
 
 
-def functions_are_declared_for_packages() -> None:
+def functions_are_declared_while_a_package_is_made() -> None:
     import torch._inductor.config as config
+    from torch._inductor.virtualized import V
 
+    before = config.aot_inductor.custom_ops_to_c_shims
+    with V.set_aot_compilation(True):
+        inductor_packages.declare_package_calls()
+        names = str(config.aot_inductor.custom_ops_to_c_shims[torch.ops.qfx.linear_dynamic.default])
     inductor_packages.declare_package_calls()
-    names = str(config.aot_inductor.custom_ops_to_c_shims[torch.ops.qfx.linear_dynamic.default])
     assert "aoti_torch_cpu_linear_dynamic(" in names and "aoti_torch_cuda_linear_dynamic(" in names
+    assert config.aot_inductor.custom_ops_to_c_shims == before
 
 
 def tags_are_in_cache_keys() -> None:
@@ -623,7 +628,7 @@ CANARIES: dict[ModuleType, dict[Callable[[], None], str]] = {
     },
     inductor_calls: {linears_are_called_directly: "the speed of small calls in compiled graphs"},
     inductor_packages: {
-        functions_are_declared_for_packages: "the speed of small calls in packages",
+        functions_are_declared_while_a_package_is_made: "the speed of small calls in packages",
     },
     subclasses: {
         wrappers_compute_by_their_own_rules: "quantized weights are read and written as floats",
