@@ -31,15 +31,9 @@ void finish_float_lines(const FloatEpilogueArgs& e) {
   }
 }
 
-template <Activation A>
-void finish_float_lines(const FloatEpilogueArgs& e) {
-  if (e.dtype == Dtype::kFloat32) return finish_float_lines<A, Dtype::kFloat32>(e);
-  if (e.dtype == Dtype::kBFloat16) return finish_float_lines<A, Dtype::kBFloat16>(e);
-  finish_float_lines<A, Dtype::kFloat16>(e);
-}
-
 inline void finish_all_float_lines(const FloatEpilogueArgs* args) {
-  with_activation(args->activation, [&](auto a) { finish_float_lines<decltype(a)::value>(*args); });
+  with_output(args->activation, args->dtype,
+              [&]<Activation A, Dtype D>() { finish_float_lines<A, D>(*args); });
 }
 
 }  // namespace

@@ -12,15 +12,9 @@ void finish_lines(const EpilogueArgs& e) {
   while (lines.left()) lines.some();
 }
 
-template <Activation A>
-void finish_lines(const EpilogueArgs& e) {
-  if (e.dtype == Dtype::kFloat32) return finish_lines<A, Dtype::kFloat32>(e);
-  if (e.dtype == Dtype::kBFloat16) return finish_lines<A, Dtype::kBFloat16>(e);
-  finish_lines<A, Dtype::kFloat16>(e);
-}
-
 inline void finish_all_lines(const EpilogueArgs* args) {
-  with_activation(args->activation, [&](auto a) { finish_lines<decltype(a)::value>(*args); });
+  with_output(args->activation, args->dtype,
+              [&]<Activation A, Dtype D>() { finish_lines<A, D>(*args); });
 }
 
 }  // namespace

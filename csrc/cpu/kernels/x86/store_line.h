@@ -59,5 +59,16 @@ QFX_INLINE void store_line(const Floats16 (&y)[2], __mmask32 columns, bool past_
 
 #undef QFX_INLINE
 
+// f<activation, dtype>() of an output's.
+template <typename F>
+inline void with_output(Activation activation, Dtype dtype, const F& f) {
+  with_activation(activation, [&](auto a) {
+    constexpr Activation kActivation = decltype(a)::value;
+    if (dtype == Dtype::kFloat32) return f.template operator()<kActivation, Dtype::kFloat32>();
+    if (dtype == Dtype::kBFloat16) return f.template operator()<kActivation, Dtype::kBFloat16>();
+    f.template operator()<kActivation, Dtype::kFloat16>();
+  });
+}
+
 }  // namespace
 }  // namespace qfx::cpu
