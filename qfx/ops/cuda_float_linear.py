@@ -1,6 +1,5 @@
-"""Linears on CUDA that run as float matmuls. They are of two kinds: linears with weights of 4 and 5
-bits, for which there are no kernels yet, and linears with float activations of more rows than the
-kernel for few rows is made for.
+"""Linears on CUDA that run as float matmuls: those with weights of 4 and 5 bits, or with float
+activations, of more rows than the kernels for few rows are made for.
 
 The CUDA operators call these functions by name (csrc/cuda/ops/float_linear.cpp). A weight of 4 or 5
 bits has the layout of the CPU; it is dequantized, so such a linear is not faster than float.

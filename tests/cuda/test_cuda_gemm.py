@@ -259,8 +259,19 @@ CALLS: dict[str, tuple[Callable[[], Any], str]] = {
         ),
         "linear_ste: codes has 2 tensors, expected 3: q, scale, zero_point",
     ),
+    "low_bit_size": (
+        lambda: run("linear_float", X, WEIGHT, [6, 4, 32, 32, 1], *HOW),
+        "the packed weight has 152 bytes, but one of n=6, bits=4, group=32, shift=1 for K=8 has "
+        "768 or, with minimums, 768",
+    ),
+    "low_bit_group": (
+        lambda: run("linear_float", X, WEIGHT, [6, 5, 16, 16, 0], *HOW),
+        "linear_float: group=16, expected 32, 64 or 128 with bits=5",
+    ),
     "low_bit": (
-        lambda: run("linear_float", X, WEIGHT, [6, 4, 32, 32, 0], *HOW),
+        lambda: run(
+            "linear_float", X.repeat(13, 1), WEIGHT.new_zeros(704), [6, 4, 32, 32, 0], *HOW
+        ),
         "linear_float: qfx::low_bit_linear failed, which is a float matmul on CUDA",
     ),
     "batch": (

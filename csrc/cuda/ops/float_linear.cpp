@@ -41,7 +41,7 @@ std::array<Tensor, 4> low_bit_unpack(const char* op, const Tensor& weight,
   return {to<Tensor>(stack[0]), to<Tensor>(stack[1]), to<Tensor>(stack[2]), to<Tensor>(stack[3])};
 }
 
-Tensor low_bit_linear(const char* op, const Tensor& x, const Tensor& weight,
+Tensor low_bit_matmul(const char* op, const Tensor& x, const Tensor& weight,
                       const WeightLayoutArgument& layout, const std::optional<Tensor>& bias,
                       const std::string& activation, ScalarType out_dtype) {
   Stack<6> stack = {from(x),    from(weight),     from(values_of(layout)),
