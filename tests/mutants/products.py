@@ -27,7 +27,8 @@ PRODUCTS = (
     ),
     Mutant(
         "nobody waits for rows that others fill",
-        old="    wait_until([&] { return state_.load(std::memory_order_acquire) != State::kOpen; });\n"
+        old="    wait_until([&] { return state_.load(std::memory_order_acquire) "
+        "!= State::kOpen; });\n"
         "    return state_.load(std::memory_order_relaxed) == State::kDone;\n",
         new="    return true;\n",
         tests=("test_kernels_agree_with_their_definition_between_pages_that_fault",),
