@@ -38,7 +38,7 @@ STAGES: dict[str, Stage] = {
     "ceilings": (products.ceilings, 20.0),
     "sweep": (products.sweep, 75.0),
     "ratios": (products.ratios, 45.0),
-    "lowbit": (lowbit.lowbit, 35.0),
+    "lowbit": (lowbit.lowbit, 45.0),
     "linear": (llama.linear_both_ways, 30.0),
     "cost": (cost_table.cost_rows, 180.0),
     "model": (llama.llama, 110.0),

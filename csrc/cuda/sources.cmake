@@ -24,6 +24,7 @@ set(QFX_CUDA_KERNELS
   gemm/pack.cu
   gemv/gemv.cu
   gemv/lowbit.cu
+  gemv/lowbit_values.cu
   rows/dequantize.cu
   rows/fake_quantize.cu
   rows/quantize.cu

@@ -33,6 +33,7 @@ INSTRUCTIONS = [
         "gemv": (r"LDG\.E\.EF\.128(\.SYS)?", r"LDG\.E\.64(\.SYS)?", r"PRMT"),
         "groups": (r"IMMA\..*S8\.S8", r"LDSM\.16\.M88\.4"),
         "lowbit": (r"LDG\.E\.EF\.128(\.SYS)?", r"LDG\.E\.64\.CONSTANT(\.SYS)?", r"PRMT"),
+        "lowbit_values": (r"LDG\.E\.EF\.128(\.SYS)?", r"STG\.E\.128(\.SYS)?", r"PRMT"),
         "pack": (r"IDP\.4A\.S8\.S8", r"LDG\.E\.EF(\.SYS)?"),
         "quantize": (r"LDG\.E\.EF\.128(\.SYS)?", r"STG\.E\.64(\.SYS)?"),
         "rotate": (r"LDG\.E\.EF\.128(\.SYS)?", r"STG\.E\.128(\.SYS)?", r"SHFL\.BFLY"),

@@ -269,10 +269,8 @@ CALLS: dict[str, tuple[Callable[[], Any], str]] = {
         "linear_float: group=16, expected 32, 64 or 128 with bits=5",
     ),
     "low_bit": (
-        lambda: run(
-            "linear_float", X.repeat(13, 1), WEIGHT.new_zeros(704), [6, 4, 32, 32, 0], *HOW
-        ),
-        "linear_float: qfx::low_bit_linear failed, which is a float matmul on CUDA",
+        lambda: run("unpack_weight", WEIGHT.new_zeros(704), [6, 4, 32, 32, 0], 8),
+        "unpack_weight: qfx::low_bit_unpack failed, which is Python on CUDA",
     ),
     "batch": (
         lambda: run("int8_bmm", Q[None], ZERO, Q[None, :, :7]),

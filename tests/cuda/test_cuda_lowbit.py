@@ -1,6 +1,7 @@
 """The CUDA operators of weights of 4 and 5 bits, on the emulator. Few rows are multiplied by
-kernels, one on tensor cores and one without; for more rows, and to pack, operators call Python by
-name (qfx/ops/cuda_float_linear.py)."""
+kernels, one on tensor cores and one without. For more rows a kernel writes the values of the
+weight, which PyTorch multiplies. That, and packing, is Python that operators call by name
+(qfx/ops/cuda_float_linear.py)."""
 
 from __future__ import annotations
 
@@ -13,17 +14,18 @@ from qfx.ops import REFERENCES
 from qfx.ops.header import MINIMUMS, NONE, ZERO_POINTS
 from qfx.ops.layout import Layout
 from tests.cuda.emulator import emulate, run
-from tests.lib.bounds import STEEPEST, U32, UNIT
+from tests.lib.bounds import STEEPEST, TINY, U32, UNIT
 from tests.lib.pairs import covering, every, pairs
 from tests.lib.rows import ALL_ROWS, Row, reached
 
 KINDS = [(bits, group, shift) for bits, group in ((4, 32), (5, 128))
          for shift in (NONE, ZERO_POINTS, MINIMUMS)]  # fmt: skip
 # The last are a float matmul.
-SHAPES = [(1, 64, 32), (7, 130, 33), (3, 0, 4), (0, 40, 5), (17, 80, 33), (65, 40, 5)]
+SHAPES = [(1, 64, 32), (7, 130, 33), (3, 0, 4), (0, 40, 5), (17, 80, 33), (65, 40, 5), (65, 0, 4),
+          (70, 130, 0)]  # fmt: skip
 CODE = [8, 0, 0, 0, 0]
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-MOST_ROWS = 64  # of the kernels
+MOST_ROWS = {torch.float32: 48, torch.bfloat16: 64, torch.float16: 64}  # of the kernels
 LOW_BIT = covering([r for r in ALL_ROWS if r.op == "linear_float" and r.w_bits < 8], reached)
 
 
@@ -72,27 +74,33 @@ def _values(codes: Tensor, scale: Tensor, zero: Tensor, minimum: Tensor, group: 
     return (codes - zero) * scale + minimum
 
 
-def _roundings(m: int, k: int) -> float:
-    """The roundings that a product passes through: of (W4), or of a float matmul."""
-    return k / 16 + 96 if m <= MOST_ROWS else k + 3
+def _bound(x: Tensor, terms: Tensor, few: bool) -> Tensor:
+    """Bounds the error of sums whose terms have the sum of magnitudes `terms`: of (W4) if there are
+    few rows, else of (W5)."""
+    k, u = x.shape[-1], UNIT[x.dtype]
+    if few:
+        return (k / 16 + 96) * U32 * terms
+    lost = TINY[u] * x.double().abs().sum(-1, keepdim=True)
+    return ((k + 3) * U32 + u) * terms + lost
 
 
 @pytest.mark.parametrize("row", LOW_BIT, ids=str)
 def test_float_activations_are_within_their_bound(row: Row) -> None:
-    """(W4); then bias, activation and output type round."""
+    """(W4) or (W5); then bias, activation and output type round."""
     emulate()
     x, weight, layout, bias, activation, dtype = row.arguments()
     got = run(row.op, x, weight, layout, bias, activation, dtype)
     codes, scale, zero, minimum = (
         t.double() for t in REFERENCES["unpack_weight"](weight, layout, row.k)
     )
-    x, group, m = x.double(), row.layout.group, x.shape[:-1].numel()
+    few, given, group = x.shape[:-1].numel() <= MOST_ROWS[x.dtype], x, row.layout.group
+    x = x.double()
     exact = x @ _values(codes, scale, zero, minimum, group).t()
     exact = exact + (0 if bias is None else bias.double())
     scaled = _values(codes, scale, zero, 0 * minimum, group)
     added = _values(0 * codes, scale, 0 * zero, minimum, group)
     terms = x.abs() @ (scaled.abs() + added.abs()).t()
-    error = _roundings(m, row.k) * U32 * terms
+    error = _bound(given, terms, few)
     error = error + U32 * (exact.abs() + error)
     if activation not in ("none", "relu"):
         error = error * STEEPEST + 4 * U32 * exact.abs().clamp_min(1)
@@ -129,5 +137,27 @@ def test_few_rows(
     w = codes.double() * scale.double().repeat_interleave(group, 1)[:, :k]
     finite = torch.arange(m) != m // 2
     error = (got.double() - x.double() @ w.t()).abs()[finite]
-    bound = _roundings(m, k) * U32 * (x.double().abs() @ w.abs().t())
+    bound = _bound(x, x.double().abs() @ w.abs().t(), gpu >= 80 or dtype == torch.float32)
     assert (error <= bound[finite]).all() and (got[m // 2] == torch.inf).all()
+
+
+@pytest.mark.parametrize(
+    "kind, dtype, size", pairs(KINDS, DTYPES, [(72, 5), (130, 33), (1096, 40)])
+)
+def test_more_rows_multiply_the_values_rounded_once(
+    kind: tuple[int, int, int], dtype: torch.dtype, size: tuple[int, int]
+) -> None:
+    """(Q14) (W5): x is the identity, so that outputs are what was multiplied, of rows that vectors
+    can store and of others, in one and more blocks."""
+    emulate()
+    (bits, group, shift), (k, n) = kind, size
+    g, half, each = torch.Generator().manual_seed(k), 1 << (bits - 1), (n, -(-k // group))
+    codes = torch.randint(-half, half, (n, k), generator=g, dtype=torch.int8)
+    scale, low = (torch.rand(each, generator=g).half().float() for _ in range(2))
+    zero = torch.randint(-half, half, each, generator=g).int() if shift == ZERO_POINTS else None
+    minimum = -low if shift == MINIMUMS else None
+    weight = REFERENCES["pack_weight"](codes, scale, zero, minimum, bits, group)
+    layout = Layout(n, bits, group, group, int(shift != NONE))
+    got = run("linear_float", torch.eye(k, dtype=dtype), weight, list(layout), None, "none", dtype)
+    values = _values(*REFERENCES["unpack_weight"](weight, layout, k), group)
+    assert torch.equal(got, values.to(dtype).t())

@@ -8,7 +8,6 @@
 namespace qfx::cuda {
 
 inline constexpr int kLowbitWarps = 4, kLowbitThreads = 32 * kLowbitWarps;
-inline constexpr unsigned kTwoTo23 = 0x4b000000u;  // 2^23, whose low byte counts ones
 
 // How a block works.
 struct LowbitPlan {
@@ -22,29 +21,6 @@ struct FewRows {
   int64_t pitch;
   int count;
 };
-
-// 2^23 plus byte i of a word.
-__device__ __forceinline__ float above_two_to_23(unsigned word, int i) {
-  return __uint_as_float(__byte_perm(word, kTwoTo23, 0x7440u + static_cast<unsigned>(i)));
-}
-
-// The codes of column c less its zero point, exact.
-template <int kBits>
-__device__ __forceinline__ void floats_of_octet(const Octet& octet, int c, float zero,
-                                                float (&f)[kOctet]) {
-  const unsigned words[kQuad] = {octet.nibbles.x, octet.nibbles.y, octet.nibbles.z,
-                                 octet.nibbles.w};
-#pragma unroll
-  for (int h = 0; h < 2; ++h) {
-    unsigned codes = words[c] >> (4 * h) & 0x0f0f0f0fu;
-    if (kBits == 5) {  // the product puts bit j at the place 8 j + 4, and others elsewhere
-      const unsigned four = octet.fifths >> (16 * h + 4 * c) & 15u;
-      codes |= four * 0x02040810u & 0x10101010u;
-    }
-#pragma unroll
-    for (int j = 0; j < 4; ++j) f[4 * h + j] = above_two_to_23(codes, j) - zero;
-  }
-}
 
 // Adds the products of an octet of x to sums[row][column].
 template <int kBits, Shift kShift, int kRows>

@@ -8,9 +8,9 @@
 
 namespace qfx::cuda {
 
-// Rows up to which these kernels run, though the weight is then read several times: more rows
-// become a float matmul, for which the whole weight is expanded to floats.
-inline constexpr int64_t kFewLowbitRows = 64;
+// Rows of 16-bit and of float32 x up to which these kernels run, though the weight is then read
+// several times. More rows are a float matmul of lowbit_values. An estimate from times on an H200.
+inline constexpr int64_t kFewLowbitRows = 64, kFewLowbitFloatRows = 48;
 
 // What the codes are shifted by, as a header says it.
 enum class Shift : unsigned { kNone, kZeroPoints, kMinimums };
@@ -63,5 +63,8 @@ struct LowbitOnly {
 bool has_lowbit_kernel(Dtype x, int64_t rows, int capability);
 
 void lowbit_linear(const LowbitOnly& problem, int multiprocessors, Stream stream);
+
+// values[n][k] = w^[n][k] by (Q14), rounded once to `dtype`. Nothing waits for the GPU.
+void lowbit_values(const LowbitWeight& w, int64_t k, Dtype dtype, void* values, Stream stream);
 
 }  // namespace qfx::cuda

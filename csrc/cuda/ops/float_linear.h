@@ -17,10 +17,10 @@ Tensor low_bit_pack(const char* op, const Tensor& codes, const Tensor& scale,
 std::array<Tensor, 4> low_bit_unpack(const char* op, const Tensor& weight,
                                      const WeightLayoutArgument& layout, int64_t k);
 
-// Of float activations x and a weight of 4 or 5 bits. (W3)
-Tensor low_bit_matmul(const char* op, const Tensor& x, const Tensor& weight,
-                      const WeightLayoutArgument& layout, const std::optional<Tensor>& bias,
-                      const std::string& activation, ScalarType out_dtype);
+// Of float activations x and the values of a weight [N, K] in the dtype of x. (W5)
+Tensor value_linear(const char* op, const Tensor& x, const Tensor& values,
+                    const std::optional<Tensor>& bias, const std::string& activation,
+                    ScalarType out_dtype);
 
 // Of float activations x and a weight of 8 bits with one scale per row. (W1)
 Tensor weight_only_linear(const char* op, const Tensor& x, const Tensor& weight,

@@ -30,6 +30,14 @@ LowbitWeight lowbit_weight_of(const char* op, const Tensor& weight,
   return w;
 }
 
+// w^ [N, K] in the dtype of x.
+Tensor values_of(const OnDevice& device, const Tensor& x, Dtype x_dtype, const LowbitWeight& w,
+                 int64_t k) {
+  Tensor values = empty_beside(x, {w.n, k}, x.scalar_type());
+  lowbit_values(w, k, x_dtype, values.mutable_data_ptr(), device.stream());
+  return values;
+}
+
 }  // namespace
 
 Tensor low_bit_linear(const char* op, const OnDevice& device, const Tensor& x, const Tensor& weight,
@@ -40,7 +48,8 @@ Tensor low_bit_linear(const char* op, const OnDevice& device, const Tensor& x, c
   const LowbitWeight w = lowbit_weight_of(op, bytes, layout, size.columns);
   const Dtype x_dtype = dtype_of(op, x.scalar_type());
   if (!has_lowbit_kernel(x_dtype, size.rows, device.gpu().capability)) {
-    return low_bit_matmul(op, x, bytes, layout, bias, activation, out_dtype);
+    const Tensor values = values_of(device, x, x_dtype, w, size.columns);
+    return value_linear(op, x, values, bias, activation, out_dtype);
   }
   const Tensor rows = made_aligned(x);
   const std::optional<Tensor> whole_bias = made_contiguous(bias);
