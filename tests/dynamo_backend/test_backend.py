@@ -38,7 +38,8 @@ def test_block(inner: str, mode: Any) -> None:
     with mode():
         y = f(X)
         assert 25 < sqnr(model(X), y) < 60
-        assert _int8_calls(f, X) == 7
+        # Generated code calls the three of one input at once.
+        assert _int8_calls(f, X) == (5 if inner == "inductor" else 7)
 
 
 def test_inductor_and_canonical_agree() -> None:
@@ -72,7 +73,8 @@ def test_as_the_default_backend() -> None:
     finally:
         torch.compiler.set_default_backend(before)
     with torch.no_grad():
-        assert _int8_calls(f, X) == 7
+        # Generated code calls the three of one input at once.
+        assert _int8_calls(f, X) == (5 if inner == "inductor" else 7)
 
 
 def _gradients(f: Any, model: nn.Module) -> Tensor:
@@ -96,7 +98,8 @@ def test_training_and_inference_alternate() -> None:
     for _ in range(2):
         f(X).sum().backward()
         with torch.no_grad():
-            assert _int8_calls(f, X) == 7
+            # Generated code calls the three of one input at once.
+        assert _int8_calls(f, X) == (5 if inner == "inductor" else 7)
 
 
 def test_a_frozen_weight_gives_the_gradient_of_its_input() -> None:

@@ -60,8 +60,7 @@ void run_rows(const LowbitOnly& p, int multiprocessors, Stream stream) {
 
 bool has_lowbit_kernel(Dtype x, int64_t rows, int capability) {
   constexpr int kHasFloatProducts = 80;  // of bfloat16, and of float16 for 16 k
-  if (x == Dtype::kFloat32) return rows <= kFewLowbitFloatRows;
-  return rows <= kFewLowbitRows && capability >= kHasFloatProducts;
+  return rows <= kFewLowbitRows && (x == Dtype::kFloat32 || capability >= kHasFloatProducts);
 }
 
 void lowbit_linear(const LowbitOnly& p, int multiprocessors, Stream stream) {

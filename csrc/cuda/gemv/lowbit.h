@@ -8,9 +8,9 @@
 
 namespace qfx::cuda {
 
-// Rows of 16-bit and of float32 x up to which these kernels run, though the weight is then read
-// several times. More rows are a float matmul of lowbit_values. An estimate from times on an H200.
-inline constexpr int64_t kFewLowbitRows = 64, kFewLowbitFloatRows = 48;
+// Rows of x up to which these kernels run, though the weight is then read several times. More rows
+// are a float matmul of lowbit_values: on an H200 both take the same time at about 64 rows.
+inline constexpr int64_t kFewLowbitRows = 64;
 
 // What the codes are shifted by, as a header says it.
 enum class Shift : unsigned { kNone, kZeroPoints, kMinimums };
