@@ -73,8 +73,7 @@ def test_as_the_default_backend() -> None:
     finally:
         torch.compiler.set_default_backend(before)
     with torch.no_grad():
-        # Generated code calls the three of one input at once.
-        assert _int8_calls(f, X) == (5 if inner == "inductor" else 7)
+        assert _int8_calls(f, X) == 7
 
 
 def _gradients(f: Any, model: nn.Module) -> Tensor:
@@ -98,8 +97,7 @@ def test_training_and_inference_alternate() -> None:
     for _ in range(2):
         f(X).sum().backward()
         with torch.no_grad():
-            # Generated code calls the three of one input at once.
-        assert _int8_calls(f, X) == (5 if inner == "inductor" else 7)
+            assert _int8_calls(f, X) == 7
 
 
 def test_a_frozen_weight_gives_the_gradient_of_its_input() -> None:
