@@ -52,7 +52,7 @@ def _timed(session: Session, packed: dict[str, list[Linear]], m: int, must: floa
         linear = few[way][0]
         expected, got = linear.in_float().float(), linear.weight_only().float()
         error = float((got - expected).norm() / expected.norm())
-        row = {"what": f"{m}x{len(linear.w)}x{linear.x.shape[1]}", "judged": way}
+        row: Row = {"what": f"{m}x{len(linear.w)}x{linear.x.shape[1]}", "judged": way}
         row |= {"ratio": seconds["bf16"] / seconds[way], "must": must}
         row |= {"relative_error": error, "ok": error < LARGEST_ERROR[way]}
         yield {**row, "TB/s": linear.weight.numel() / seconds[way] / 1e12, "us": us}
