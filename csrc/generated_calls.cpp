@@ -151,8 +151,7 @@ void define_generated_calls(py::module_& m) {
       "linears", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(&linears)),
       METH_FASTCALL | METH_KEYWORDS,
       "qfx::linears, and qfx::linear_dynamic as one of them, as compiled graphs call them: "
-      "addresses "
-      "are taken from tensors unchecked. The outputs lie one after the other in `out`."};
+      "addresses are taken from tensors unchecked. The outputs lie one after the other in `out`."};
   PyObject* function = PyCFunction_NewEx(&method, nullptr, nullptr);
   if (function == nullptr) throw py::error_already_set();
   m.attr("linears") = py::reinterpret_steal<py::object>(function);
