@@ -10,6 +10,7 @@ from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 
 __all__ = [
     "ENCODER_LAYER",
+    "GROUPED_MATMULS",
     "TO_COPY",
     "UNNAMED_MATMULS",
     "HigherOrderOperator",
@@ -22,13 +23,19 @@ __all__ = [
 
 ENCODER_LAYER: Any = torch._transformer_encoder_layer_fwd
 TO_COPY: Any = torch.ops.aten._to_copy.default
-_UNNAMED = ("_native_multi_head_attention", "_int_mm", "_grouped_mm")
+_UNNAMED = ("_native_multi_head_attention", "_int_mm")
 UNNAMED_MATMULS: tuple[Any, ...] = (
     ENCODER_LAYER,
     *(getattr(torch, name) for name in _UNNAMED if hasattr(torch, name)),
 )
 
 
+# grouped_mm, as the versions of PyTorch name it
+GROUPED_MATMULS: tuple[Any, ...] = (
+    torch._grouped_mm,
+    torch.ops.aten._grouped_mm.default,
+    *(f for f in (getattr(torch.nn.functional, "grouped_mm", None),) if f is not None),
+)
 # Softmax over one dimension, as it appears in graphs before and after decomposition.
 SOFTMAX = (torch.ops.aten.softmax.int, torch.ops.aten._softmax.default)
 

@@ -30,6 +30,7 @@ class Operands:
     bias: fx.Node | None = None
     x_view: View = ()  # to [..., K]
     y_view: View = ()  # from [..., N]
+    offsets: fx.Node | None = None  # of the rows of each expert, whose weights are [E, N, K]
 
 
 def is_weight(node: Any) -> bool:

@@ -26,6 +26,7 @@ from qfx.host.tensors import is_fake
 from qfx.match.base import Match, Unmatched
 from qfx.match.contractions import Operands, is_weight
 from qfx.match.epilogue import trains, with_epilogue
+from qfx.match.experts import expert_product
 from qfx.match.operator_calls import own_call
 from qfx.match.products import product
 from qfx.match.refusals import of_operands
@@ -120,7 +121,10 @@ def _matmul(
 ) -> Match:
     path = module_path(node, prefixes)
     found = _linear(node, parsed, prefixes) if isinstance(parsed, Operands) else parsed
-    if isinstance(found, Site):
+    if isinstance(found, Site) and isinstance(parsed, Operands) and parsed.offsets is not None:
+        refused = _refusal(found, written, dimensions=3)
+        found = refused or expert_product(found, parsed.offsets, _shape_nk(found))
+    elif isinstance(found, Site):
         refused = _refusal(found, written)
         found = refused or with_epilogue(_with_shape(found), written)
     if isinstance(found, str):
@@ -183,17 +187,18 @@ def _shape_nk(site: Site) -> tuple[int, ...] | None:
     return tuple(apply(site.view, torch.empty(sizes, dtype=w.dtype, device="meta")).shape)
 
 
-def _refusal(site: Site, written: set[fx.Node]) -> str | None:
-    """Returns why a matmul with a constant right operand cannot be int8, or None."""
+def _refusal(site: Site, written: set[fx.Node], dimensions: int = 2) -> str | None:
+    """Returns why a matmul with a constant right operand cannot be int8, or None. `dimensions`: of
+    the weight after its view: 3 for the weights of experts."""
     w = value(site.weight)
     if why := of_operands({"input": value(site.x), "weight": w}):
         return why
     if w is not None and type(w) not in _PLAIN_TENSORS and not is_fake(w):
         return f"the weight is a {type(w).__name__}, a tensor subclass"
     shape = _shape_nk(site)
-    if shape is not None and len(shape) != 2:
-        return f"the weight has {len(shape)} dimensions, not 2"
-    if shape is not None and shape[1] > LARGEST_K:
+    if shape is not None and len(shape) != dimensions:
+        return f"the weight has {len(shape)} dimensions, not {dimensions}"
+    if shape is not None and shape[-1] > LARGEST_K:
         return f"K is above {LARGEST_K}, where an int32 accumulator could overflow"
     if site.weight in written:
         return "the weight is modified in place inside the graph"

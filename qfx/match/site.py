@@ -30,6 +30,7 @@ class Site(Match):
     others: tuple[str, ...] = ()  # the parameters that other calls of the body pass instead
     x_view: View = ()  # from x to [..., K]
     y_view: View = ()  # from the matmul's [..., N] to the node's result
+    experts: int = 0  # whose weights [E, N, K] the view gives; 0 for one weight
     end: fx.Node | None = None  # the last node of the epilogue, if there is one
 
     @property

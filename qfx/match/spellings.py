@@ -18,8 +18,8 @@ import torch.nn.functional as F
 from torch import fx
 
 from qfx.graph.capture import value
-from qfx.graph.views import T
-from qfx.host.operators import UNNAMED_MATMULS, overloads
+from qfx.graph.views import Step, T
+from qfx.host.operators import GROUPED_MATMULS, UNNAMED_MATMULS, overloads
 from qfx.match.attention import NAMES as ATTENTION_NAMES
 from qfx.match.attention import attention
 from qfx.match.base import Match
@@ -85,11 +85,24 @@ def _einsum(node: fx.Node, a: Arguments) -> Operands | Match | str:
     return einsum(node, a.get("equation"), tuple(node.args[1:]) or (a.get("operands"),))
 
 
+def _grouped(node: fx.Node, a: Arguments) -> Operands | str:
+    """Parses x [R, K] @ W [E, K, N], with rows sorted by expert."""
+    offsets = a.get("offs")
+    if not isinstance(offsets, fx.Node) or not is_weight(a.get("w")) or _rank(a["w"]) != 3:
+        return "a grouped matmul that is no product of rows with the weights of experts"
+    if a.get("bias") is not None:
+        return "a grouped matmul with a bias"
+    if a.get("out_dtype") not in (None, getattr(value(node), "dtype", None)):
+        return f"a grouped matmul with out_dtype={a['out_dtype']}"
+    return Operands(a["x"], a["w"], (_SWAP,), offsets=offsets)
+
+
 def _not_yet(what: str) -> Parse:
     return lambda node, a: f"{what} is not supported yet"
 
 
 _MM = ("x", "w")
+_SWAP: Step = ("transpose", (-1, -2))
 _ADDMM = ("bias", "x", "w", "beta", "alpha")
 _FUSED: tuple[Any, ...] = (
     F.bilinear,
@@ -109,7 +122,6 @@ _IN_ATEN = (  # the same operators in exported graphs
     "rnn_tanh rnn_relu gru_cell lstm_cell rnn_tanh_cell rnn_relu_cell"
 )
 _FUSED += tuple(t for name in _IN_ATEN.split() for t in overloads(getattr(aten, name)))
-_FUSED += tuple(f for m in (torch, F) if (f := getattr(m, "grouped_mm", None)))
 _ATEN_CONVOLUTIONS: tuple[Any, ...] = (
     aten.conv1d.default,
     aten.conv2d.default,
@@ -147,10 +159,17 @@ ROWS = (
     # windows that do not overlap, times W_ok
     Spelling((*FUNCTIONS, *_ATEN_CONVOLUTIONS), CONVOLUTION_NAMES, convolution),
     Spelling((aten.convolution.default,), ATEN_CONVOLUTION_NAMES, convolution),
+    # rows sorted by expert, times the W_kn of each
+    Spelling(GROUPED_MATMULS, ("x", "w", "offs", "bias", "out_dtype"), _grouped),
     Spelling(_FUSED, (), _not_yet("this operator with a matmul inside")),
 )
 TABLE = {target: row for row in ROWS for target in row.targets}
 assert len(TABLE) == sum(len(set(row.targets)) for row in ROWS), "a call stands in two rows"
+# Operators of other libraries, which this one does not import.
+_BY_NAME = {
+    f"transformers.grouped_mm_fallback{overload}": TABLE[GROUPED_MATMULS[0]]
+    for overload in ("", ".default")
+}
 # The callables' names for their operands -> ours.
 _SYNONYMS = {
     "input": "x",
@@ -161,6 +180,8 @@ _SYNONYMS = {
     "mat2": "w",
     "batch1": "x",
     "batch2": "w",
+    "mat_a": "x",
+    "mat_b": "w",
 }
 _ADDMM_SYNONYMS = {**_SYNONYMS, "input": "bias", "self": "bias"}
 
@@ -200,7 +221,9 @@ def spelling(node: fx.Node) -> Spelling | None:
     """Returns the row of the table that describes the node, or None if the node is no matmul."""
     if node.op == "call_method":
         return TABLE.get(f".{node.target}")
-    return TABLE.get(node.target) if node.op == "call_function" else None
+    if node.op != "call_function":
+        return None
+    return TABLE.get(node.target) or _BY_NAME.get(str(node.target))
 
 
 def operands(node: fx.Node, row: Spelling) -> Operands | Match | str:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from qfx.ops.experts import stack_packed
 from qfx.ops.quantize import SMALLEST_SCALE, code_range
 from qfx.ops.storage import quantized
 from qfx.values.rounding import Rounding
@@ -101,6 +102,17 @@ def parts_of(
     if packing.guarded:
         found["error"] = _error(given, w_nk, triple, packing, k)
     return {"weight": weight, **found}
+
+
+def expert_parts(w_enk: Any, experts: int, packing: Packing, k: int | None) -> dict[str, Any]:
+    """Returns the parts of the packed weights [N, K] of several experts: one tensor with a row for
+    each. No more than one of them is computed at a time."""
+    rows = (
+        parts_of(aten.select.int(w_enk, 0, e), packing, {}, k)["weight"] for e in range(experts)
+    )
+    if isinstance(w_enk, Tensor):
+        return {"weight": stack_packed(rows, experts)}
+    return {"weight": aten.stack.default([*rows])}
 
 
 def _error(w: Any, w_nk: Any, triple: Any, packing: Packing, k: int | None) -> Any:

@@ -25,15 +25,17 @@ _LINEAR = """
     chunk split split_with_sizes unbind select narrow slice index_select index getitem __getitem__
     roll flip
 """
+_MOST_EXPERTS = 1024
+_KEEPING_ORDER = {"softmax", "sigmoid", "softplus", "sqrt"}
 _PASSED = frozenset(_LINEAR.split())  # pointwise linear operations, and copies
 
 
 def why_excluded(match: Match) -> str | None:
-    """Returns why int8 does not suit the matmul: its output is an angle, or its weight has few
-    features. Returns None otherwise. A matmul of two activations is decided by its predicted gain,
-    however few features it has."""
+    """Returns why int8 does not suit the matmul: its output is an angle, its weight has few
+    features, or its outputs choose experts. Returns None otherwise. A matmul of two activations is
+    decided by its predicted gain, however few features it has."""
     few = why_few_features(match.k) if isinstance(match, Site) else None
-    return _why_angle(match) or few
+    return _why_angle(match) or few or _why_router(match)
 
 
 def impossible(site: Site, scheme: Scheme) -> str | None:
@@ -65,6 +67,27 @@ def why_nearest(site: Site) -> str | None:
     are."""
     why = "it trains" if site.weight_trains else site.repacked
     return f"rounded to nearest, as its weight is packed at every call: {why}" if why else None
+
+
+def _why_router(match: Match) -> str | None:
+    """Returns the reason if the greatest outputs are chosen: then an error of the matmul can choose
+    others. More outputs than models have experts are words."""
+    n = match.n if isinstance(match, Site) else None
+    if n is None or n > _MOST_EXPERTS or not any(_name(u) == "topk" for u in _users(match.out)):
+        return None
+    return f"the greatest of its {n} outputs are chosen (topk): a router of experts stays float"
+
+
+def _users(node: fx.Node) -> Iterator[fx.Node]:
+    """Yields what reads the node, or values computed from it by pointwise operations."""
+    pending, seen = [node], {node}
+    while pending:
+        for user in pending.pop().users:
+            if user not in seen:
+                seen.add(user)
+                yield user
+                if _name(user) in _PASSED | _KEEPING_ORDER:
+                    pending.append(user)
 
 
 def _why_angle(match: Match) -> str | None:

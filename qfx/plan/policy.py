@@ -16,6 +16,7 @@ from qfx.graph.faults import at
 from qfx.host.shapes import hint
 from qfx.match.attention import Attention
 from qfx.match.base import Match, Unmatched
+from qfx.match.experts import ExpertProduct
 from qfx.match.operator_calls import OwnCall
 from qfx.match.products import Product
 from qfx.match.selection import pinned, recipes, why_apart
@@ -24,6 +25,7 @@ from qfx.ops.forms import GUARDED, form_of
 from qfx.ops.guard_counts import Guard
 from qfx.plan.by_cost import by_cost
 from qfx.plan.exclusions import impossible, unguardable, why_excluded, why_nearest
+from qfx.plan.experts import decide_experts
 from qfx.plan.plan import Entry, Plan
 from qfx.values.config import Config
 from qfx.values.scheme import QSpec, Scheme
@@ -100,6 +102,13 @@ def _(match: Site, criteria: _Criteria) -> Entry:
     if why_not := why_excluded(match):
         return Entry(match, None, why_not)
     return _smoothed(by_cost(match, criteria.config, criteria.costs), match, criteria)
+
+
+@_entry.register
+def _(match: ExpertProduct, criteria: _Criteria) -> Entry:
+    if why_not := criteria.left or (criteria.pinned and _NOT_PINNED):
+        return Entry(match, None, why_not)
+    return decide_experts(match, criteria.config, criteria.costs)
 
 
 @_entry.register

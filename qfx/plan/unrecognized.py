@@ -4,6 +4,7 @@ and a warning about them."""
 from __future__ import annotations
 
 import logging
+import operator
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,6 +18,7 @@ from torch.nn.parameter import is_lazy
 from qfx.graph.capture import is_constant, roots, value
 from qfx.host.tensors import is_distributed
 from qfx.match.base import Match
+from qfx.match.experts import ExpertProduct
 from qfx.match.operator_calls import OwnCall
 from qfx.match.site import Site
 from qfx.nn.weight_bytes import kinds, size
@@ -38,7 +40,9 @@ def unrecognized_weights(
     """Returns the bytes of the float parameters that are multiplied by operations that qfx does not
     support, by class of the module that reads them; and the bytes of the weights of matmuls that
     qfx supports, whether or not they become int8."""
-    served = {w for m in matches if isinstance(m, Site | OwnCall) for w in m.weights}
+    served = {
+        w for m in matches if isinstance(m, Site | ExpertProduct | OwnCall) for w in m.weights
+    }
     outer = {root for node in served for root in roots(node)}
     left: Counter[str] = Counter()
     for node in gm.graph.nodes:
@@ -69,10 +73,16 @@ def _reader(node: fx.Node) -> fx.Node | None:
         if _PRODUCT.search(name):
             if "add" not in name or operand in user.args[1:]:
                 return user
-        elif user.all_input_nodes == [operand] and user not in seen:
+        elif user not in seen and (user.all_input_nodes == [operand] or _gathers(user, operand)):
             seen.add(user)
             todo += [(user, after) for after in user.users]
     return None
+
+
+def _gathers(user: fx.Node, weight: fx.Node) -> bool:
+    """Whether a node selects matrices of the weights of experts, such as one for each token."""
+    shape = getattr(value(weight), "shape", ())
+    return len(shape) > 2 and user.target is operator.getitem and user.args[0] is weight
 
 
 def _kind(node: fx.Node) -> str:

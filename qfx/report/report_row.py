@@ -12,6 +12,7 @@ import qfx._C as _C
 from qfx.graph.capture import value
 from qfx.host.shapes import hint
 from qfx.match.base import FLOAT
+from qfx.match.experts import ExpertProduct
 from qfx.match.operator_calls import OwnCall
 from qfx.match.site import Site
 from qfx.ops.forms import form_of
@@ -32,7 +33,8 @@ class Row:
     the left operand in the call. `guarded`: the counts of the guard in the call; None without a
     guard. `divergence`: how much this matmul changes the model's output (D1), as the recipe
     predicts; None without a prediction. `weight_bytes`: the bytes of the stored weight with its
-    scales, all of which a call with few tokens reads. `bits`: the stored bits per element of the
+    scales, all of which a call with few tokens reads; of the weights of experts those that the call
+    can read, one for each row at most. `bits`: the stored bits per element of the
     weight. Both are None for a matmul of two activations, and on a GPU. `lookup`: the row is an
     int8 embedding, which multiplies nothing.
     """
@@ -142,12 +144,16 @@ def row_of(entry: Entry, seen: Range | None, measured: SiteMeasurement | None) -
 def _weight(entry: Entry) -> dict[str, Any]:
     match, (n, k) = entry.match, (hint(entry.match.n), hint(entry.match.k))
     stored = match.stored if isinstance(match, OwnCall) else None
-    if isinstance(match, Site) and match.device.type == "cpu" and n and k:
-        scheme, weight = entry.scheme, value(match.weight)
-        stored = stored_bytes(scheme.w, scheme.group, n, k) if scheme else None
+    site = match.site if isinstance(match, ExpertProduct) else match
+    count = 1
+    if isinstance(site, Site) and match.device.type == "cpu" and n and k:
+        scheme, weight = entry.scheme, value(site.weight)
+        count = max(min(site.experts, hint(match.m) or site.experts), 1)
+        stored = count * stored_bytes(scheme.w, scheme.group, n, k) if scheme else None
         if scheme is None and isinstance(weight, Tensor):
-            stored = weight.numel() * weight.element_size()
-    return {"weight_bytes": stored, "bits": 8 * stored / (n * k) if stored and n and k else None}
+            stored = weight.numel() * weight.element_size() * count // max(site.experts, 1)
+    bits = 8 * stored / (count * n * k) if stored and n and k else None
+    return {"weight_bytes": stored, "bits": bits}
 
 
 def _kernel(entry: Entry) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -19,10 +20,13 @@ from qfx.host.operators import HigherOrderOperator
 from qfx.host.shapes import hint
 from qfx.match.attention import Attention
 from qfx.match.base import FLOAT
+from qfx.match.experts import ExpertProduct
 from qfx.match.operator_calls import OwnCall
 from qfx.match.products import Product
 from qfx.match.site import Site
+from qfx.ops.forms import EXPERTS, of_scheme
 from qfx.ops.guard_counts import GuardCount, taken
+from qfx.ops.packing import Packing, expert_parts
 from qfx.ops.single_tensors import sqnr
 from qfx.pipeline import Context, run_passes
 from qfx.plan.plan import Entry, Plan
@@ -53,9 +57,11 @@ class SideBySide(fx.Interpreter):
         sites = [(site, entry) for site, entry in plan.of(Site) if entry.scheme]
         self.products = {m.node: (m, e) for m, e in plan.of(Product) if e.scheme}
         self.attentions = {m.node: (m, e) for m, e in plan.of(Attention) if e.scheme}
+        self.experts = {m.node: (m, e) for m, e in plan.of(ExpertProduct) if e.scheme}
         self.starts = {site.node: (site, entry) for site, entry in sites}
         self.ends = {site.out: site.node for site, _ in sites}
         self.constants = {n: None for s, _ in sites for n in (s.weight, s.bias) if n is not None}
+        self.constants |= {m.site.weight: None for m, _ in self.experts.values()}
         self.int8: dict[fx.Node, _Tried] = {}
         self.lefts = {e.match.node: left for e in self.entries if (left := e.match.left)}
         self.ranges: dict[fx.Node, Range] = {}
@@ -104,6 +110,8 @@ class SideBySide(fx.Interpreter):
             self._run_product(*self.products[n], result)
         if n in self.attentions:
             self._run_attention(*self.attentions[n], result)
+        if n in self.experts:
+            self._run_experts(*self.experts[n], result)
         if n in self.constants:
             self.constants[n] = result
         if n in self.ends:
@@ -170,6 +178,25 @@ class SideBySide(fx.Interpreter):
 
         float_s, int8_s = medians(in_float, in_int8, rounds=_ROUNDS)
         self.measured[attention.node] = SiteMeasurement(sqnr(result, in_int8()), float_s, int8_s)
+
+    def _run_experts(self, found: ExpertProduct, entry: Entry, result: Tensor) -> None:
+        assert entry.scheme is not None
+        site, block = found.site, entry.scheme.block(found.k)
+        x, ends = self.env[site.x], self.env[found.offsets]
+        w_enk = apply(site.view, self._constant(site.weight).detach())
+        packing = Packing(entry.scheme.w, rotation=block, group=entry.scheme.group)
+        weight = expert_parts(w_enk, found.experts, packing, found.k)["weight"]
+        values = {"x": x, "weight": weight, "offsets": ends, "bias": None, "activation": "none"}
+        values |= {"out_dtype": result.dtype} | of_scheme(entry.scheme, found.n, block)
+        places = [0, *ends.tolist()]
+
+        def in_float() -> list[Tensor]:
+            each = enumerate(pairwise(places))
+            return [x[begin:end] @ w_enk[e].t() for e, (begin, end) in each if begin < end]
+
+        float_s, int8_s = medians(in_float, lambda: EXPERTS(values), rounds=_ROUNDS)
+        error = sqnr(result[: places[-1]], EXPERTS(values)[: places[-1]])
+        self.measured[found.node] = SiteMeasurement(error, float_s, int8_s)
 
     def _constant(self, node: fx.Node) -> Tensor:
         if self.constants[node] is None:  # it stands later in the graph

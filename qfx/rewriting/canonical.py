@@ -32,6 +32,7 @@ from qfx.graph.views import emit_view
 from qfx.graph.writes import writes
 from qfx.host.nodes import is_erased
 from qfx.match.attention import Attention
+from qfx.match.experts import ExpertProduct
 from qfx.match.products import Product
 from qfx.match.site import Site
 from qfx.ops.guard_counts import Guard
@@ -48,6 +49,7 @@ from qfx.rewriting.codes import (
     nodes_of,
     quantized,
 )
+from qfx.rewriting.expert_calls import multiply_experts
 from qfx.rewriting.notation import OF_MODEL
 from qfx.values.scheme import QSpec, Scheme
 
@@ -71,6 +73,11 @@ def rewrite(gm: fx.GraphModule, plan: Plan, provide: Provide) -> None:
         if entry.scheme or entry.decodes:
             with at(attention.node):
                 results[attention.node] = attend(attention, entry.decodes, results)
+    for experts, entry in plan.of(ExpertProduct):
+        if entry.scheme:
+            with at(experts.node):
+                made = multiply_experts(experts, entry.scheme, provide, results)
+                results[experts.node] = made
     sites = [(site, entry) for site, entry in plan.of(Site) if entry.scheme]
     shared = {site.node.graph: Inputs(site.node.graph, results) for site, _ in sites}
     for found, entry in sites:
@@ -78,9 +85,13 @@ def rewrite(gm: fx.GraphModule, plan: Plan, provide: Provide) -> None:
             inputs = shared[found.node.graph]
             site = inputs.up_to_date(found)
             inputs.replaced[site.out] = _replace(entry, site, provide, inputs)
-    for site, _ in sites:
+    for site in (*(site for site, _ in sites), *_of_experts(plan)):
         erase(site.node.graph, site.weight, down_to=set())
     finish(gm, [*shared, *(result.graph for result in results.values())])
+
+
+def _of_experts(plan: Plan) -> list[Site]:
+    return [experts.site for experts, entry in plan.of(ExpertProduct) if entry.scheme]
 
 
 def _multiply(product: Product, scheme: Scheme, results: dict[fx.Node, fx.Node]) -> fx.Node:

@@ -21,7 +21,7 @@ from qfx.graph.views import View, emit_view, token
 from qfx.host.nodes import mark_as_new_input
 from qfx.io.errors import UserError
 from qfx.match.site import Site
-from qfx.ops.packing import Constant, Packing, parts_of
+from qfx.ops.packing import Constant, Packing, expert_parts, parts_of
 from qfx.rewriting.codes import PackedNodes, Provide, ProvideConstant, ProvideWeight
 from qfx.weights.cache import pack
 from qfx.weights.graph_inputs import GraphInputs, PackedPart, WeightSource
@@ -155,6 +155,10 @@ def in_graph(site: Site, packing: Packing, constant: ProvideConstant) -> PackedN
     }
     with graph.inserting_before(site.node):
         w_nk = graph.call_function(torch.detach, (emit_view(site.view, site.weight),))
+        if site.experts:
+            traced = fx.Proxy(w_nk, fx.proxy.GraphAppendingTracer(graph))
+            parts = expert_parts(traced, site.experts, packing, site.k)
+            return PackedNodes(**{part: proxy.node for part, proxy in parts.items()})
         tracer = fx.proxy.GraphAppendingTracer(graph)
         proxies = {name: fx.Proxy(node, tracer) for name, node in given.items()}
         parts = parts_of(fx.Proxy(w_nk, tracer), packing, proxies, site.k)

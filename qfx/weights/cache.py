@@ -24,7 +24,7 @@ import qfx._C as _C
 from qfx.graph.views import View, apply
 from qfx.host.optimizers import after_each_step
 from qfx.host.tensors import is_fake, storage_id, weak_storage
-from qfx.ops.packing import Packing, parts_of
+from qfx.ops.packing import Packing, expert_parts, parts_of
 from qfx.weights.change_detection import Snapshot, content_of, place_of, snapshot, stamp_of
 from qfx.weights.offload import is_offloaded, offload
 from qfx.weights.recipe_codes import codes_of
@@ -52,12 +52,15 @@ class Packed(NamedTuple):
 
 
 def pack(weight: Tensor, view: View, packing: Packing) -> Packed:
-    """Quantizes and packs a float weight, which `view` turns into a matrix [N, K]. (R1) (Q1) (Q3)
+    """Quantizes and packs a float weight, which `view` turns into a matrix [N, K], or into the
+    matrices [E, N, K] of experts. (R1) (Q1) (Q3)
 
     Raises ValueError if the codes in `packing` do not belong to this weight.
     """
     with torch.no_grad():
         w_nk, device = apply(view, weight.detach()), str(weight.device)
+        if w_nk.ndim == 3:
+            return Packed(**expert_parts(w_nk, w_nk.shape[0], packing, w_nk.shape[2]))
         given = {n: c._replace(device=device).tensor() for n, c in packing.constants().items()}
         if packing.rounding is not None:
             given["codes"] = codes_of(w_nk, packing, packing.rounding)
