@@ -6,6 +6,18 @@ from tests.mutants.mutant import Mutant
 
 PRODUCTS = (
     Mutant(
+        "threads leave out a panel between two shares of experts",
+        old="if (first < last) f(Task{",
+        new="if (first + 1 < last) f(Task{",
+        tests=("test_a_block_has_the_bits_of_its_experts_one_by_one",),
+    ),
+    Mutant(
+        "the shift of a gate is left out",
+        old="-gate.limit) + gate.shift;",
+        new="-gate.limit);",
+        tests=("test_a_block_has_the_bits_of_its_experts_one_by_one",),
+    ),
+    Mutant(
         "zero is negative to the binary kernels of AVX2",
         old="_mm256_cmp_ps(v, zero, _CMP_GE_OQ)",
         new="_mm256_cmp_ps(v, zero, _CMP_GT_OQ)",

@@ -13,7 +13,10 @@ import transformers.integrations.moe  # noqa: F401  (registers its operator)
 from torch import Tensor, fx, nn
 
 import qfx
+from qfx.cost.model import Estimate, Work
+from qfx.match.matching import match
 from qfx.ops.forms import EXPERTS
+from qfx.plan.policy import decide
 from tests.conftest import same_bits
 
 E, N, K = 3, 96, 128
@@ -189,3 +192,42 @@ def test_a_router_stays_float(outputs: int, quantized: int) -> None:
         _, plan = qfx.rewrite(qfx.trace(Router(outputs).eval(), x), qfx.Config(minimum_gain=0))
     assert plan.quantized == quantized
     assert quantized or "a router of experts stays float" in plan.entries[0].reason
+
+
+def test_explain_measures_them() -> None:
+    """Of the three experts two have rows; a call reads the weights of three at most."""
+    model, (x, offsets) = Experts(fallback, True, torch.float32).eval(), inputs()
+    report = qfx.explain(model, x, offsets, options={"minimum_gain": 0})
+    (row,) = [row for row in report.rows if row.scheme != "float"]
+    assert row.measured and row.sqnr_db is not None and row.sqnr_db > 35
+    assert report.macs == (ENDS[-1] * K * N, ENDS[-1] * K * N, 0)
+    assert row.weight_bytes is not None and 3 * K * N < row.weight_bytes < 3.3 * K * N
+    assert row.bits is not None and 8 < row.bits < 9
+
+
+@pytest.mark.parametrize(("rows", "each", "hit"), [(48, 16, 3), (2, 1, 2)])
+def test_costs_are_those_of_the_rows_of_an_expert(rows: int, each: int, hit: int) -> None:
+    model = Experts(fallback, True, torch.float32).eval()
+    given = (torch.randn(rows, K), torch.tensor([0, 1, rows], dtype=torch.int32))
+    with torch.no_grad():
+        gm = qfx.trace(model, *given)
+        plan = decide(match(gm), qfx.Config(minimum_gain=0.01), _Cost())
+    (entry,) = plan.entries
+    assert f"for {each} of {rows} rows to each of {hit} experts" in entry.reason
+    assert entry.estimate == Estimate(hit * 2.0 * each, hit * 1.0 * each)
+
+
+class _Cost:
+    """Takes 2 seconds a row in float and 1 in int8."""
+
+    def lacks(self, *_: Any) -> None:
+        return None
+
+    def estimate(self, work: Work) -> Estimate:
+        assert (work.k, work.n) == (K, N)
+        return Estimate(2.0 * work.m, 1.0 * work.m)
+
+    def packing(self, work: Work) -> float:
+        return 0.0
+
+    training = packing
