@@ -57,7 +57,7 @@ bench: setup
 sanitize: sanitize-address sanitize-thread
 sanitize-address: FLAGS = address,undefined,float-cast-overflow
 sanitize-thread: FLAGS = thread
-sanitize-thread: PARTS = gemm groups binary attention
+sanitize-thread: PARTS = gemm groups experts binary attention
 sanitize-%: $(VENV)/.tools
 	$(WITH_TOOLS) cmake -S tests/native -B build/native-$* -G Ninja -DQFX_SANITIZE=$(FLAGS)
 	$(WITH_TOOLS) cmake --build build/native-$*

@@ -24,6 +24,7 @@ constexpr struct {
               {"binary", check_binary},
               {"gemm", check_gemm},
               {"groups", check_groups},
+              {"experts", check_experts},
               {"lowbit", check_lowbit},
               {"program", check_program},
               {"doctored", check_doctored},
