@@ -25,6 +25,7 @@ from benchmarks.question import Question, Row
 QUESTIONS = (
     "linear",
     "attention",
+    "experts",
     "models",
     "accuracy",
     "training",

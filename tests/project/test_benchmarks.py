@@ -68,6 +68,7 @@ ASKED = {
     "linear": ["--shapes", "4x64x32", "--kinds", "int8;7-bit;rotated;groups 64;5 bits, 64;1-bit"],
     "linear, cold": ["--shapes", "1x64x32", "--kinds", "int8", "--cold", "1", "--peers"],
     "attention": ["--cases", "64"],
+    "experts": ["--cases", "mixture", "--tokens", "1"],
     "cost": ["--count", "1"],
     "training": ["--layers", "1"],
     "compiling": [],
