@@ -1,7 +1,9 @@
 #include "generated_calls.h"
 
-#include <array>
 #include <exception>
+#include <span>
+#include <stdexcept>
+#include <vector>
 
 #include "cpu/ops/linear.h"
 #include "implement.h"
@@ -13,23 +15,21 @@ namespace {
 
 namespace py = pybind11;
 
-constexpr const char* kOp = "linear_dynamic";
-
-// The numbers that follow the tensors, in their order.
-enum Number {
-  kHasFactor,
-  kRows,
-  kK,
+// The numbers that follow the tensors, in their order: those of the call, and then of each weight.
+enum Number { kHasFactor, kRows, kK, kDtypeOfX, kDtypeOfY, kCode, kNumbers = kCode + 5 };
+enum WeightNumber {
   kWeightBytes,
-  kDtypeOfX,
   kDtypeOfBias,  // or -1 without a bias
-  kDtypeOfY,
   kActivation,
   kLayout,
-  kCode = kLayout + 5,
-  kNumbers = kCode + 5
+  kWeightNumbers = kLayout + 5
 };
-using Numbers = std::array<int64_t, kNumbers>;
+constexpr int64_t kMostWeights = 64;
+
+using Numbers = std::span<const int64_t>;
+
+// The operator of so many weights, for errors and profilers.
+const char* operator_of(int64_t weights) { return weights == 1 ? "linear_dynamic" : "linears"; }
 
 const TensorAddress& address() {
   static const TensorAddress* const made = new TensorAddress;  // outlives the interpreter
@@ -42,7 +42,7 @@ T* data_of(PyObject* tensor) {
 }
 
 Dtype dtype_at(int64_t place) {
-  if (place < 0 || place >= kDtypes) throw std::invalid_argument("linear_dynamic: unknown dtype");
+  if (place < 0 || place >= kDtypes) throw std::invalid_argument("linears: unknown dtype");
   return static_cast<Dtype>(place);
 }
 
@@ -50,65 +50,94 @@ Activation activation_at(int64_t place) {
   if (place >= 0 && place < static_cast<int64_t>(std::size(kActivations))) {
     return kActivations[place];
   }
-  throw std::invalid_argument("linear_dynamic: unknown activation");
+  throw std::invalid_argument("linears: unknown activation");
 }
 
-// Tensors x, weight, bias or none, factor or none; then the numbers; then the output.
-cpu::LinearAt linear_of(PyObject* const* arguments, const Numbers& numbers) {
-  const bool has_bias = numbers[kDtypeOfBias] >= 0, has_factor = numbers[kHasFactor] != 0;
-  cpu::LinearAt call = {};
-  call.x = data_of<const void>(arguments[0]);
-  call.dtype = dtype_at(numbers[kDtypeOfX]);
-  call.rows = numbers[kRows];
-  call.k = numbers[kK];
-  call.weight = data_of<const int8_t>(arguments[1]);
-  call.weight_bytes = numbers[kWeightBytes];
-  call.layout = layout_argument_of(kOp, std::span(numbers).subspan<kLayout, 5>());
-  if (has_bias) {
-    call.bias = data_of<const void>(arguments[2]);
-    call.bias_dtype = dtype_at(numbers[kDtypeOfBias]);
+// x, then each weight and its bias where it has one, then the factor if there is one.
+class Operands {
+ public:
+  Operands(PyObject* const* tensors, int64_t count) : next_(tensors), end_(tensors + count) {}
+
+  template <typename T>
+  T* take() {
+    if (next_ == end_) throw std::invalid_argument("linears: fewer tensors than announced");
+    return data_of<T>(*next_++);
   }
-  if (has_factor) call.factor = data_of<const float>(arguments[has_bias ? 3 : 2]);
-  call.code = activation_code_of(kOp, std::span(numbers).subspan<kCode, 5>());
-  call.activation = activation_at(numbers[kActivation]);
-  call.out_dtype = dtype_at(numbers[kDtypeOfY]);
-  return call;
+
+  void finish() const {
+    if (next_ != end_) throw std::invalid_argument("linears: more tensors than announced");
+  }
+
+ private:
+  PyObject* const* next_;
+  PyObject* const* const end_;
+};
+
+cpu::LinearWeightAt weight_of(const char* op, Operands& from, Numbers numbers) {
+  cpu::LinearWeightAt w = {};
+  w.weight = from.take<const int8_t>();
+  w.weight_bytes = numbers[kWeightBytes];
+  w.layout = layout_argument_of(op, numbers.subspan(kLayout, 5));
+  w.activation = activation_at(numbers[kActivation]);
+  if (numbers[kDtypeOfBias] >= 0) {
+    w.bias_dtype = dtype_at(numbers[kDtypeOfBias]);
+    w.bias = from.take<const void>();
+  }
+  return w;
 }
 
 // Throws an exception of Python for what is no integer.
-Numbers numbers_of(PyObject* const* arguments) {
-  Numbers numbers;
-  for (size_t i = 0; i < numbers.size(); ++i) numbers[i] = PyLong_AsLongLong(arguments[i]);
+std::vector<int64_t> numbers_of(PyObject* const* arguments, size_t count) {
+  std::vector<int64_t> numbers(count);
+  for (size_t i = 0; i < count; ++i) numbers[i] = PyLong_AsLongLong(arguments[i]);
   if (PyErr_Occurred()) throw py::error_already_set();
   return numbers;
 }
 
-void call_linear(PyObject* const* arguments, Py_ssize_t count) {
-  const Py_ssize_t tensors = count - kNumbers;
-  if (tensors < 2) throw std::invalid_argument("linear_dynamic: arguments are missing");
-  const Numbers numbers = numbers_of(arguments + tensors);
-  const bool optional = (numbers[kDtypeOfBias] >= 0) + (numbers[kHasFactor] != 0) == tensors - 2;
-  if (!optional) throw std::invalid_argument("linear_dynamic: other tensors than announced");
-  cpu::LinearAt call = linear_of(arguments, numbers);
+// The number of weights comes last, and says how many numbers come before it.
+void call_linears(PyObject* const* arguments, Py_ssize_t count) {
+  const int64_t weights = count > 0 ? PyLong_AsLongLong(arguments[count - 1]) : 0;
+  if (PyErr_Occurred()) throw py::error_already_set();
+  const int64_t size = kNumbers + weights * kWeightNumbers + 1, tensors = count - size;
+  if (weights < 1 || weights > kMostWeights || tensors < 2) {
+    throw std::invalid_argument("linears: arguments are missing");
+  }
+  const char* op = operator_of(weights);
+  const std::vector<int64_t> all = numbers_of(arguments + tensors, static_cast<size_t>(size));
+  const Numbers numbers = all;
+  Operands from(arguments, tensors);
+  cpu::LinearsAt call = {};
+  call.x = from.take<const void>();
+  call.dtype = dtype_at(numbers[kDtypeOfX]);
+  call.rows = numbers[kRows];
+  call.k = numbers[kK];
+  call.code = activation_code_of(op, numbers.subspan(kCode, 5));
+  call.out_dtype = dtype_at(numbers[kDtypeOfY]);
+  std::vector<cpu::LinearWeightAt> each;
+  for (int64_t i = 0; i < weights; ++i) {
+    each.push_back(weight_of(op, from, numbers.subspan(kNumbers + i * kWeightNumbers)));
+  }
+  if (numbers[kHasFactor] != 0) call.factor = from.take<const float>();
+  from.finish();
   call.y = data_of<void>(arguments[count]);
   const py::gil_scoped_release released;
-  const RecordedCall recorded("qfx::linear_dynamic");
-  linear_at(kOp, call);
+  const RecordedCall recorded(weights == 1 ? "qfx::linear_dynamic" : "qfx::linears");
+  linears_at(op, call, each);
 }
 
-// linear_dynamic(x, weight[, bias][, factor], numbers..., out=y)
-PyObject* linear_dynamic(PyObject* /*module*/, PyObject* const* arguments, Py_ssize_t count,
-                         PyObject* names) {
+// linears(x, weight[, bias], ...[, factor], numbers..., out=y)
+PyObject* linears(PyObject* /*module*/, PyObject* const* arguments, Py_ssize_t count,
+                  PyObject* names) {
   try {
     if (names == nullptr || PyTuple_GET_SIZE(names) != 1) {
-      throw std::invalid_argument("linear_dynamic: expected out=");
+      throw std::invalid_argument("linears: expected out=");
     }
-    call_linear(arguments, count);
+    call_linears(arguments, count);
     Py_RETURN_NONE;
   } catch (py::error_already_set& error) {
     error.restore();
   } catch (const OutOfMemory& why) {
-    PyErr_Format(PyExc_RuntimeError, "%s: %s", kOp, why.what());
+    PyErr_Format(PyExc_RuntimeError, "linears: %s", why.what());
   } catch (const std::exception& why) {
     PyErr_SetString(PyExc_RuntimeError, why.what());
   }
@@ -119,12 +148,13 @@ PyObject* linear_dynamic(PyObject* /*module*/, PyObject* const* arguments, Py_ss
 
 void define_generated_calls(py::module_& m) {
   static PyMethodDef method = {
-      "linear_dynamic", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(&linear_dynamic)),
+      "linears", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(&linears)),
       METH_FASTCALL | METH_KEYWORDS,
-      "The operator as compiled graphs call it: addresses are taken from tensors unchecked."};
+      "qfx::linears, and qfx::linear_dynamic as one of them, as compiled graphs call them: "
+      "addresses are taken from tensors unchecked. The outputs lie one after the other in `out`."};
   PyObject* function = PyCFunction_NewEx(&method, nullptr, nullptr);
   if (function == nullptr) throw py::error_already_set();
-  m.attr("linear_dynamic") = py::reinterpret_steal<py::object>(function);
+  m.attr("linears") = py::reinterpret_steal<py::object>(function);
 }
 
 }  // namespace qfx

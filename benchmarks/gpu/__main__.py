@@ -24,7 +24,7 @@ import torch
 from tabulate import tabulate
 
 from benchmarks.common import machine
-from benchmarks.gpu import check, cost_table, llama, products
+from benchmarks.gpu import check, cost_table, llama, lowbit, products
 from benchmarks.gpu.session import Row, Session
 from benchmarks.peer import reason
 from qfx import _C
@@ -38,6 +38,7 @@ STAGES: dict[str, Stage] = {
     "ceilings": (products.ceilings, 20.0),
     "sweep": (products.sweep, 75.0),
     "ratios": (products.ratios, 45.0),
+    "lowbit": (lowbit.lowbit, 45.0),
     "linear": (llama.linear_both_ways, 30.0),
     "cost": (cost_table.cost_rows, 180.0),
     "model": (llama.llama, 110.0),

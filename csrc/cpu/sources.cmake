@@ -27,6 +27,7 @@ set(QFX_CPU_SOURCES
   gemm/group_panel.cpp
   gemm/group_product.cpp
   gemm/group_rows.cpp
+  gemm/k_parts.cpp
   gemm/linear.cpp
   gemm/lowbit.cpp
   gemm/lowbit_float_product.cpp

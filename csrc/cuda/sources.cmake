@@ -10,6 +10,7 @@ set(QFX_CUDA_OPERATORS
   ops/linear.cpp
   ops/linear_float.cpp
   ops/float_linear.cpp
+  ops/lowbit_linear.cpp
   ops/product.cpp
   ops/quantize.cpp
   ops/requantize.cpp
@@ -22,6 +23,8 @@ set(QFX_CUDA_KERNELS
   gemm/copy_rows.cu
   gemm/pack.cu
   gemv/gemv.cu
+  gemv/lowbit.cu
+  gemv/lowbit_values.cu
   rows/dequantize.cu
   rows/fake_quantize.cu
   rows/quantize.cu

@@ -32,6 +32,8 @@ INSTRUCTIONS = [
         "gemm": (r"IMMA\..*S8\.S8", r"LDSM\.16\.M88\.4"),
         "gemv": (r"LDG\.E\.EF\.128(\.SYS)?", r"LDG\.E\.64(\.SYS)?", r"PRMT"),
         "groups": (r"IMMA\..*S8\.S8", r"LDSM\.16\.M88\.4"),
+        "lowbit": (r"LDG\.E\.EF\.128(\.SYS)?", r"LDG\.E\.64\.CONSTANT(\.SYS)?", r"PRMT"),
+        "lowbit_values": (r"LDG\.E\.EF\.128(\.SYS)?", r"STG\.E\.128(\.SYS)?", r"PRMT"),
         "pack": (r"IDP\.4A\.S8\.S8", r"LDG\.E\.EF(\.SYS)?"),
         "quantize": (r"LDG\.E\.EF\.128(\.SYS)?", r"STG\.E\.64(\.SYS)?"),
         "rotate": (r"LDG\.E\.EF\.128(\.SYS)?", r"STG\.E\.128(\.SYS)?", r"SHFL\.BFLY"),
@@ -50,6 +52,10 @@ INSTRUCTIONS += [
         ("binary", r"BMMA\.168256\.AND\.POPC"),
     )
     for pattern in (product, r"LDGSTS\.E\.BYPASS\.128.*")
+]
+INSTRUCTIONS += [
+    ("lowbit", "80", pattern)
+    for pattern in (r"HMMA\.16816\.F32\.BF16", r"HMMA\.16816\.F32", r"LDG\.E\.128\.CONSTANT")
 ]
 LOADS = """
 import importlib.util, sys, torch

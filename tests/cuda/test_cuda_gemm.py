@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 import subprocess
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -184,6 +185,13 @@ def test_a_row_beyond_float_shows_and_leaves_the_others_alone() -> None:
     assert not got[0][3].any() and got[1][3].isinf() and got[1][11].isnan() and got[0][4].any()
 
 
+class ByName:
+    """The operators under test, as attributes."""
+
+    def __getattr__(self, op: str) -> Callable[..., Any]:
+        return partial(run, op)
+
+
 @pytest.mark.parametrize("symmetric", [True, False])
 def test_int8_gradients_have_the_bits_of_the_cpu(
     symmetric: bool, monkeypatch: pytest.MonkeyPatch
@@ -205,7 +213,7 @@ def test_int8_gradients_have_the_bits_of_the_cpu(
         return a.grad, b.grad
 
     expected = gradients()
-    monkeypatch.setattr("qfx.ops.ste.ops", torch.ops.qfx_emulated)
+    monkeypatch.setattr("qfx.ops.ste.ops", ByName())
     assert all(same_bits(g, e) for g, e in zip(gradients(), expected, strict=True))
 
 
@@ -259,9 +267,18 @@ CALLS: dict[str, tuple[Callable[[], Any], str]] = {
         ),
         "linear_ste: codes has 2 tensors, expected 3: q, scale, zero_point",
     ),
+    "low_bit_size": (
+        lambda: run("linear_float", X, WEIGHT, [6, 4, 32, 32, 1], *HOW),
+        "the packed weight has 152 bytes, but one of n=6, bits=4, group=32, shift=1 for K=8 has "
+        "768 or, with minimums, 768",
+    ),
+    "low_bit_group": (
+        lambda: run("linear_float", X, WEIGHT, [6, 5, 16, 16, 0], *HOW),
+        "linear_float: group=16, expected 32, 64 or 128 with bits=5",
+    ),
     "low_bit": (
-        lambda: run("linear_float", X, WEIGHT, [6, 4, 32, 32, 0], *HOW),
-        "linear_float: qfx::low_bit_linear failed, which is a float matmul on CUDA",
+        lambda: run("unpack_weight", WEIGHT.new_zeros(704), [6, 4, 32, 32, 0], 8),
+        "unpack_weight: qfx::low_bit_unpack failed, which is Python on CUDA",
     ),
     "batch": (
         lambda: run("int8_bmm", Q[None], ZERO, Q[None, :, :7]),

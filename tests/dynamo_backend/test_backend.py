@@ -38,7 +38,8 @@ def test_block(inner: str, mode: Any) -> None:
     with mode():
         y = f(X)
         assert 25 < sqnr(model(X), y) < 60
-        assert _int8_calls(f, X) == 7
+        # Generated code calls the three, and the two, of one input at once.
+        assert _int8_calls(f, X) == (4 if inner == "inductor" else 7)
 
 
 def test_inductor_and_canonical_agree() -> None:

@@ -65,20 +65,23 @@ def test_sizes_are_checked_where_other_libraries_promise_them(
     f = compiled(model, inner="inductor", **options)
     with torch.no_grad():
         _, (code,) = run_and_get_code(f, torch.randn(1, FEATURES))
-    assert re.search(r"qfx_linear_dynamic\(|torch\.ops\.qfx\.linear", code)
+    assert re.search(r"qfx_linears\(|torch\.ops\.qfx\.linear", code)
     assert bool(re.search(r"    assert_size_stride(_grouped)?\(", code)) == checks
 
 
 class Wide(nn.Module):
-    """Reads columns of its input, so that its linears' inputs are not contiguous."""
+    """Reads columns of its input, so that its linears' inputs are not contiguous; two linears read
+    one input."""
 
     def __init__(self, bias: bool) -> None:
         super().__init__()
         self.first = nn.Linear(FEATURES, 3 * FEATURES, bias=bias)
         self.second = nn.Linear(FEATURES, 5, bias=bias)
+        self.third = nn.Linear(FEATURES, 7, bias=not bias)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.second(F.gelu(self.first(x.transpose(0, 1)))[..., ::3])
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        x = F.gelu(self.first(x.transpose(0, 1)))[..., ::3]
+        return self.second(x), self.third(x).abs().transpose(0, 1)
 
 
 @pytest.mark.parametrize(
@@ -96,10 +99,11 @@ def test_direct_calls_give_the_bits_of_the_operator(dtype: torch.dtype, bias: bo
         _, codes = run_and_get_code(direct, torch.randn(4, 3, FEATURES, dtype=dtype))
         for rows in (2, 7, 1, 0):
             x = torch.randn(4, rows, FEATURES, dtype=dtype)
-            assert torch.equal(direct(x), expected(x))
+            for y, wanted in zip(direct(x), expected(x), strict=True):
+                assert torch.equal(y, wanted)
         _, calls = int8_matmuls(direct, torch.randn(4, 2, FEATURES, dtype=dtype))
-    assert calls == {"qfx::linear_dynamic": 2}
-    assert "qfx_linear_dynamic(" in codes[0] and "torch.ops.qfx" not in codes[0]
+    assert calls == {"qfx::linear_dynamic": 1, "qfx::linears": 1}
+    assert codes[0].count("qfx_linears(") == 2 and "torch.ops.qfx" not in codes[0]
 
 
 def linear_call(**changed: Any) -> Callable[[], None]:
@@ -108,11 +112,12 @@ def linear_call(**changed: Any) -> Callable[[], None]:
     weight = torch.ops.qfx.pack_weight(codes, torch.ones(FEATURES))
     x, y = torch.ones(1, FEATURES), torch.empty(1, FEATURES)
     numbers = {
-        "factor": 0, "rows": 1, "k": FEATURES, "bytes": weight.numel(), "x": 0, "bias": -1, "y": 0,
-        "activation": 0, "n": FEATURES, "bits": 8, "group": 0, "scale_group": 0, "shift": 0,
+        "factor": 0, "rows": 1, "k": FEATURES, "x": 0, "y": 0,
         "code_bits": 8, "symmetric": 1, "per_tensor": 0, "code_group": 0, "rotation": 0,
+        "bytes": weight.numel(), "bias": -1, "activation": 0,
+        "n": FEATURES, "bits": 8, "group": 0, "scale_group": 0, "shift": 0, "weights": 1,
     } | changed  # fmt: skip
-    return lambda: _C.linear_dynamic(x, weight, *numbers.values(), out=y)
+    return lambda: _C.linears(x, weight, *numbers.values(), out=y)
 
 
 @pytest.mark.parametrize(
@@ -127,7 +132,9 @@ def linear_call(**changed: Any) -> Callable[[], None]:
         ({"rotation": 64}, "K=16 cannot be rotated by 64"),
         ({"x": 3}, "unknown dtype"),
         ({"activation": 99}, "unknown activation"),
-        ({"bias": 0}, "other tensors than announced"),
+        ({"bias": 0}, "fewer tensors than announced"),
+        ({"weights": 0}, "arguments are missing"),
+        ({"weights": 2}, "arguments are missing"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
@@ -141,9 +148,9 @@ def test_a_direct_call_refuses_a_damaged_weight() -> None:
     codes = torch.ones(FEATURES, FEATURES, dtype=torch.int8)
     damaged = torch.ops.qfx.pack_weight(codes, torch.ones(FEATURES)).clone()
     damaged[-1] ^= 1
-    numbers = (0, 1, FEATURES, damaged.numel(), 0, -1, 0, 0, *Layout(FEATURES), *Code())
+    numbers = (0, 1, FEATURES, 0, 0, *Code(), damaged.numel(), -1, 0, *Layout(FEATURES), 1)
     with pytest.raises(RuntimeError, match="its contents are not those that were packed"):
-        _C.linear_dynamic(torch.ones(1, FEATURES), damaged, *numbers, out=torch.ones(1, FEATURES))
+        _C.linears(torch.ones(1, FEATURES), damaged, *numbers, out=torch.ones(1, FEATURES))
 
 
 def test_cpp_wrapper() -> None:

@@ -251,7 +251,7 @@ def linears_are_called_directly() -> None:
     f = torch.compile(model, backend=qfx.backend, options={"minimum_gain": 0})
     with fresh_cache(), torch.no_grad():
         _, (code,) = run_and_get_code(f, torch.randn(1, 64))
-    assert "qfx_linear_dynamic(" in code and "torch.ops.qfx" not in code
+    assert "qfx_linears(" in code and "torch.ops.qfx" not in code
 
 
 def functions_are_declared_while_a_package_is_made() -> None:

@@ -91,6 +91,36 @@ def test_threads_end_together_where_there_are_tiles_enough(
         assert ratio <= min(bounds, default=ratio), (threads, each, ratio)
 
 
+@given(
+    st.integers(1, 80), st.integers(1, 200), st.integers(1, 32), st.integers(1, 20000),
+    st.integers(1, 128),
+)  # fmt: skip
+@example(1, 24, 12, 3072, 8)  # shares are equal as it is
+def test_k_is_cut_where_that_saves_a_fifth_and_into_parts_of_some_length(
+    rows: int, panels: int, tallest: int, k: int, threads: int
+) -> None:
+    parts = _C.k_parts(rows, panels, tallest, 240, k, threads)
+    assert parts == 1 or k >= 512 * parts
+    shares = _C.product_shares(1, rows, panels, tallest, 240, threads)
+    longest = max(cost(share, tallest) for share in shares)
+    one = rows + ceil_div(tallest, 2)  # a panel
+    assert parts == 1 or ceil_div(panels * parts, threads) * one / parts < 0.8 * longest
+
+
+@pytest.mark.parametrize(
+    "k, n, threads, before, after",
+    [(4096, 4096, 96, 2, 1.5), (3072, 768, 96, 1, 0.25),
+     (2048, 2048, 96, 1, 2 / 3), (4096, 4096, 64, 2, 2)],
+)  # fmt: skip
+def test_a_thread_has_at_most_so_many_panels_of_one_row(
+    k: int, n: int, threads: int, before: float, after: float
+) -> None:
+    panels = n // 32
+    parts = _C.k_parts(1, panels, 12, 240, k, threads)
+    assert ceil_div(panels, threads) == before
+    assert ceil_div(panels * parts, threads) / parts == after
+
+
 @pytest.mark.parametrize("threads", [1, 2, 3, 7, 16, 64, 96])
 def test_a_batch_ends_together_on_all_threads(threads: int) -> None:
     """Of products long enough: whole ones in rounds, then the rest, shared by all threads."""
@@ -112,3 +142,5 @@ def test_small_products_wake_no_team_of_their_own() -> None:
 def test_a_product_of_nothing_is_refused() -> None:
     with pytest.raises(ValueError, match="each number is 1 or more"):
         _C.product_shares(1, 0, 24, 12, 240, 2)
+    with pytest.raises(ValueError, match="each number is 1 or more"):
+        _C.k_parts(1, 24, 12, 240, 0, 2)

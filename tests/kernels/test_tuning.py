@@ -33,6 +33,8 @@ TUNINGS = st.fixed_dictionaries(
         "streams": st.integers(1, 2),
         "minimum_rows": st.integers(0, 20),
         "block_bytes": st.sampled_from([0, 1 << 14, 1 << 40]),
+        "packed_rows": st.sampled_from([0, 7, 16, 64]),
+        "packed_ahead": st.sampled_from([0, 1000, 1 << 20]),
         "near_bytes": st.sampled_from([0, 1 << 15, 1 << 40]),
         "far_bytes": st.sampled_from([0, 1 << 15, 1 << 40]),
         "serial_steps": st.sampled_from([0, 1 << 19, 1 << 40]),

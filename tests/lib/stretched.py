@@ -148,7 +148,7 @@ def check(library: str, share: float, rng: random.Random) -> int:
             continue  # the emulator has no kernel if CUDA has none
         for row in rows(name):
             if library != "qfx" and row.w_bits != 8:
-                continue  # low bits are multiplied by Python (qfx/ops/cuda_float_linear.py)
+                continue  # low bits are packed by Python (qfx/ops/cuda_float_linear.py)
             arguments = row.arguments() if library == "qfx" else emulator.arguments_of(row)
             for what, other, stretched in calls(arguments):
                 if other and rng.random() > share:

@@ -27,8 +27,16 @@ PRODUCTS = (
     ),
     Mutant(
         "nobody waits for rows that others fill",
-        old="    return wait();\n",
+        old="    wait_until([&] { return state_.load(std::memory_order_acquire) "
+        "!= State::kOpen; });\n"
+        "    return state_.load(std::memory_order_relaxed) == State::kDone;\n",
         new="    return true;\n",
+        tests=("test_kernels_agree_with_their_definition_between_pages_that_fault",),
+    ),
+    Mutant(
+        "the second part of K is not added",
+        old="for (int64_t i = 1; i < parts_; ++i) add(",
+        new="for (int64_t i = 2; i < parts_; ++i) add(",
         tests=("test_kernels_agree_with_their_definition_between_pages_that_fault",),
     ),
     Mutant(

@@ -16,6 +16,14 @@ constexpr struct {
                {5, 64, 1030}, {13, 96, 513}, {37, 70, 300}, {25, 33, 0}, {241, 40, 129},
                {300, 33, 64}, {7, 257, 700}, {140, 5, 520}};
 
+constexpr struct {
+  int64_t m, n, k, threads;
+} kMoreThreadsThanPanels[] = {{1, 70, 4097, 96},
+                              {3, 33, 1500, 5},
+                              {13, 64, 2112, 16},
+                              {64, 40, 1090, 13},
+                              {65, 40, 1090, 13}};
+
 constexpr CodeSpec kSpecs[] = {
     {8, true, false}, {8, false, false}, {8, false, true}, {7, true, false}};
 
@@ -80,6 +88,15 @@ class GemmTest {
       const std::vector<float> found = linear_of(kernels_, x, m, weight, spec);
       floats_.same(found.data(), expected.data(), m * n);
     }
+  }
+
+  // More threads than panels: the parts of K that they take add up to the same sums.
+  void parts_of_k(int64_t m, int64_t n, int64_t k, int64_t threads) {
+    const WithTuning set(kernels_, {.serial_steps = 0});
+    const Product p(limits_of(Operands::kWide), m, n, k);
+    cpu::test_threads = threads;
+    sums_of(p, p.w, p.k, 1, Place::kBehindGuard);
+    several(p, threads);
   }
 
   // What is worth threads wakes them once, and what is not never does.
@@ -191,6 +208,29 @@ class GemmTest {
     sums_.same(found, p.sums.data(), p.m * p.n);
   }
 
+  // Two weights at once, the second of fewer columns.
+  void several(const Product& p, int64_t threads) {
+    sums_.begin(text_of(p.m, p.n, p.k) + ", twice, " + std::to_string(threads) + " threads");
+    const int64_t fewer = (p.n + 1) / 2;
+    PackMemory first, second;
+    std::vector<int32_t> found(static_cast<size_t>(p.m * (p.n + fewer)));
+    std::vector<int8_t> whole(packed_size(p.n, p.k)), half(packed_size(fewer, p.k));
+    pack({p.w.data(), p.n, p.k, p.k, 1}, {}, whole.data());
+    pack({p.w.data(), fewer, p.k, p.k, 1}, {}, half.data());
+    Weight a = {}, b = {};
+    open_weight(whole.data(), packed_size(p.n, p.k), &a);
+    open_weight(half.data(), packed_size(fewer, p.k), &b);
+    const CodeRows from(kernels_, a.whole, p.q.data(), p.zero_points.data(), 1, p.m);
+    const IntegerSink of_a(a.whole, from.rows, found.data());
+    const IntegerSink of_b(b.whole, from.rows, found.data() + p.m * p.n);
+    const cpu::Product products[] = {{a.whole, of_a}, {b.whole, of_b}};
+    gemm(from, products);
+    sums_.same(found.data(), p.sums.data(), p.m * p.n);
+    for (int64_t i = 0; i < p.m; ++i) {
+      sums_.same(found.data() + p.m * p.n + i * fewer, p.sums.data() + i * p.n, fewer);
+    }
+  }
+
   std::vector<float> linear_of(const Kernels& kernels, const std::vector<uint8_t>& x, int64_t m,
                                const StridedFloats& w, const CodeSpec& spec) {
     floats_.begin(text_of(m, w.n, w.k));
@@ -232,6 +272,9 @@ void check_gemm(const Kernels& kernels) {
     }
   }
   test.forks();
+  for (const auto& [m, n, k, threads] : kMoreThreadsThanPanels) {
+    test.parts_of_k(m, n, k, threads);
+  }
   for (const Tuning& tuning : kTunings) {
     const WithTuning set(kernels, tuning);
     for (const auto& [m, n, k] : kShapes) {

@@ -16,7 +16,7 @@ from qfx.ops.legacy_operators import NAMES
 from tests.lib.pairs import every
 
 M, K, N = 5, 64, 48
-INSIDE = ("low_bit_linear", "weight_only_linear")  # called by operators that are counted
+INSIDE = ("value_linear", "weight_only_linear")  # called by operators that are counted
 ops: Any = torch.ops.qfx
 
 

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from qfx.ops import REFERENCES, cuda_float_linear
+from qfx.ops import REFERENCES
 from qfx.ops.code import Code
 from qfx.ops.header import MINIMUMS, NONE, ZERO_POINTS
 from qfx.ops.layout import Layout
@@ -258,21 +258,6 @@ def test_float_rows_are_near_the_float_product(
     roundings = parts.group + 2 * -(-k // parts.group) + 2
     bound = roundings * 2.0**-24 * 1.01 * (x.double().abs() @ size.t())
     assert ((y - x.double() @ w.t()).abs() <= bound).all()
-
-
-@given(ROWS, DEPTHS, POSITIVE, KINDS, st.booleans(), SEEDS)
-def test_on_cuda_it_is_the_product_of_the_values(
-    m: int, k: int, n: int, kind: Kind, by_group: bool, seed: int
-) -> None:
-    """What runs there, on tensors of the CPU; exact, as float32 is for small codes."""
-    parts, g = parts_of(n, k, kind, seed, half=None), torch.Generator().manual_seed(seed)
-    q = torch.randint(-8, 8, (m, k), generator=g)
-    groups = -(-k // parts.group) if by_group else 1
-    zero = torch.randint(-8, 8, (m, groups), generator=g, dtype=torch.int32)
-    each = zero.repeat_interleave(parts.group if by_group else max(k, 1), 1)[:, :k]
-    x = (q - each).float()
-    expected = (x.double() @ parts.values.t()).float()
-    assert torch.equal(cuda_float_linear.low_bit_linear(x, *parts.pack(), *TAIL), expected)
 
 
 @pytest.mark.parametrize(

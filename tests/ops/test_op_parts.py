@@ -25,7 +25,7 @@ from tests.lib.pairs import LONG, covering, values
 from tests.lib.rows import ALL_ROWS, ROWS, Row, results
 
 # defined there alone
-PYTHONS = ("low_bit_linear", "low_bit_pack", "low_bit_unpack", "weight_only_linear", *FORMER)
+PYTHONS = ("low_bit_pack", "low_bit_unpack", "value_linear", "weight_only_linear", *FORMER)
 OPS = sorted(
     {
         schema.name.removeprefix("qfx::")

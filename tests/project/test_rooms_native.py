@@ -35,6 +35,9 @@ ROOMS = {
     "cuda/ops": "shared cuda/core cuda/rows cuda/gemm cuda/gemv cuda/sm90",
     "module": "shared cpu/kernels cpu/gemm cpu/attention cpu/ops cpu/program cuda/gemm",
 }
+MODULE = {
+    "generated_calls.cpp", "module.cpp", "package_calls.cpp", "program.cpp", "tuning.cpp",
+}  # fmt: skip
 INCLUDE = re.compile(r'^ *# *include (?:"([^"]*)"|<(torch/|ATen/|c10/)[^>]*>)', re.M)
 
 
@@ -45,7 +48,7 @@ def _files(csrc: Path) -> dict[str, str]:
 
 
 def _room_of(file: str) -> str:
-    if file in ("module.cpp", "program.cpp", "generated_calls.cpp", "package_calls.cpp"):
+    if file in MODULE:
         return "module"
     if file == "torch":
         return file

@@ -2,11 +2,9 @@
 #pragma once
 
 #include <algorithm>
-#include <atomic>
 #include <cstdint>
-#include <thread>
-#include <vector>
 
+#include "cpu/core/parts.h"
 #include "cpu/core/threads.h"
 
 namespace qfx::cpu {
@@ -50,76 +48,6 @@ void parallel(int64_t count, int64_t work, const F& f) {
   if (count <= 0) return;
   on_threads(threads, [&](int64_t i) { f(i * count / threads, (i + 1) * count / threads); });
 }
-
-// Work on 0..count in parts, which a team shares: each member begins with an equal range of its own
-// and then helps the others, so that it waits only for parts that are under way. A team may so be
-// smaller than was requested.
-class Parts {
- public:
-  Parts(int64_t members, int64_t count, int64_t part)
-      : count_(count),
-        part_(part),
-        members_(members),
-        ranges_(static_cast<size_t>(std::clamp<int64_t>((count + part - 1) / part, 1, members))) {
-    const int64_t ranges = static_cast<int64_t>(ranges_.size());
-    for (int64_t i = 0; i < ranges; ++i) {
-      ranges_[i].next = i * count / ranges;
-      ranges_[i].end = (i + 1) * count / ranges;
-    }
-  }
-
-  // Runs f(begin, end) while parts are left; then whether all of them were done without a throw.
-  template <typename F>
-  bool run(int64_t member, const F& f) {
-    const int64_t ranges = static_cast<int64_t>(ranges_.size()), own = member * ranges / members_;
-    for (int64_t i = 0; i < ranges; ++i) run(ranges_[(own + i) % ranges], f);
-    return wait();
-  }
-
- private:
-  struct alignas(64) Range {
-    std::atomic<int64_t> next;
-    int64_t end;
-  };
-
-  template <typename F>
-  void run(Range& range, const F& f) {
-    while (range.next.load(std::memory_order_relaxed) < range.end) {  // many come when all is taken
-      const int64_t begin = range.next.fetch_add(part_, std::memory_order_relaxed);
-      if (begin >= range.end) return;
-      const int64_t end = std::min(range.end, begin + part_);
-      try {
-        f(begin, end);
-      } catch (...) {
-        failed_.store(true, std::memory_order_relaxed);
-        throw;
-      }
-      done_.fetch_add(end - begin, std::memory_order_release);
-    }
-  }
-
-  bool wait() const {
-    constexpr int kSpins = 100;  // a few microseconds; then others get the core
-    for (int i = 0; done_.load(std::memory_order_acquire) < count_; ++i) {
-      if (failed_.load(std::memory_order_relaxed)) return false;
-      i < kSpins ? relax() : std::this_thread::yield();
-    }
-    return true;
-  }
-
-  static void relax() {
-#if defined(__x86_64__)
-    __builtin_ia32_pause();
-#elif defined(__aarch64__)
-    asm volatile("yield");
-#endif
-  }
-
-  const int64_t count_, part_, members_;
-  std::vector<Range> ranges_;
-  alignas(64) std::atomic<int64_t> done_ = 0;
-  std::atomic<bool> failed_ = false;
-};
 
 // first(begin, end) over 0..count, in parts of `part`; when all of it is done, second(i) for each
 // of `threads` shares, on the same threads.

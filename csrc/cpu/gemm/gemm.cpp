@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "cpu/core/parallel.h"
+#include "cpu/gemm/k_parts.h"
 #include "cpu/gemm/passage.h"
 #include "cpu/gemm/strips.h"
 
@@ -111,16 +112,46 @@ void run_task(const Task& task, bool pairs, std::span<const Columns> all) {
   }
 }
 
+// The columns of several weights, and their panels.
+struct Outputs {
+  int64_t n = 0, panels = 0;
+};
+
+template <typename Each>
+Outputs outputs_of(std::span<const Each> all) {
+  Outputs found;
+  for (const Each& each : all) found.n += each.w.n, found.panels += each.w.panels();
+  return found;
+}
+
+int64_t threads_of(const RowSource& from, int64_t n, int64_t k) {
+  const Rows& rows = from.rows;
+  return threads_for(from.work() + work_of(rows.tuning, rows.count * n * std::max<int64_t>(k, 1)));
+}
+
+Extent extent_of(const Rows& rows, int64_t panels) {
+  return {1, rows.count, panels, rows.format->tile_rows, most_rows(rows)};
+}
+
+// Whether the products were better computed in parts of K, and are.
+bool multiplied_in_parts(const RowSource& from, std::span<const Product> products) {
+  const auto [n, panels] = outputs_of(products);
+  const int64_t k = products[0].w.k, threads = threads_of(from, n, k);
+  if (threads == 1 || from.rows.count == 0 || panels == 0) return false;
+  const int64_t parts = k_parts_of(extent_of(from.rows, panels), k, threads);
+  if (parts > 1) gemm_in_parts(from, products, parts, threads);
+  return parts > 1;
+}
+
 // On one thread each block is filled right before its products, so that its codes are in cache.
 template <typename F>
 void run_alone(const RowSource& from, int64_t panels, const F& run) {
   const Rows& rows = from.rows;
-  const Extent extent = {1, rows.count, panels, rows.format->tile_rows, most_rows(rows)};
   const struct Released {  // whatever filling throws
     const Format& format;
     ~Released() { release(format); }
   } end = {*rows.format};
-  grid_of(extent, 1).for_each_task(0, [&](const Task& task) {
+  grid_of(extent_of(rows, panels), 1).for_each_task(0, [&](const Task& task) {
     from.fill(task.block.begin, task.block.end);
     run(task);
   });
@@ -179,17 +210,14 @@ void arrange_row(const PackedWeight& w, const int8_t* q, int32_t zero_point, int
 
 void for_each_panel(const RowSource& from, std::span<const Columns> all) {
   const Rows& rows = from.rows;
-  int64_t n = 0, panels = 0;
-  for (const Columns& each : all) n += each.w.n, panels += each.w.panels();
-  if (rows.count == 0 || n == 0) return;
-  const int64_t products = rows.count * n * std::max<int64_t>(all[0].w.k, 1);
-  const int64_t threads = threads_for(from.work() + work_of(rows.tuning, products));
+  const Outputs outputs = outputs_of(all);
+  if (rows.count == 0 || outputs.n == 0) return;
+  const int64_t threads = threads_of(from, outputs.n, all[0].w.k);
   const auto run = [&](const Task& task) {
     run_task(task, in_pairs(rows, task.block.rows()), all);
   };
-  if (threads == 1) return run_alone(from, panels, run);
-  const Extent extent = {1, rows.count, panels, rows.format->tile_rows, most_rows(rows)};
-  const Grid grid = grid_of(extent, threads);
+  if (threads == 1) return run_alone(from, outputs.panels, run);
+  const Grid grid = grid_of(extent_of(rows, outputs.panels), threads);
   in_two_steps(
       threads, rows.count, rows_of_part(rows.count, threads),
       [&](int64_t begin, int64_t end) { from.fill(begin, end); },
@@ -200,12 +228,15 @@ void for_each_panel(const RowSource& from, std::span<const Columns> all) {
 }
 
 void gemm(const RowSource& from, const PackedWeight& w, const TileSink& sink) {
+  const Product product = {w, sink};
+  if (multiplied_in_parts(from, {&product, 1})) return;
   const Products work(from.rows, w, sink);
   const Columns all[] = {{w, work}};
   for_each_panel(from, all);
 }
 
 void gemm(const RowSource& from, std::span<const Product> products) {
+  if (multiplied_in_parts(from, products)) return;
   std::vector<Products> works;
   std::vector<Columns> all;
   works.reserve(products.size());

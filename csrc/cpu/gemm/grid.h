@@ -1,5 +1,5 @@
 // How products are shared out among threads: blocks of rows times panels, in equal shares. Numbers
-// in, numbers out; K is never cut, so no share changes a bit of a result.
+// in, numbers out. Where K is cut too (k_parts.h), a part of it is a product here.
 #pragma once
 
 #include <algorithm>

@@ -11,12 +11,11 @@ namespace {
 
 // What is chosen for one row of int8, but into the second cache where that is the first: to fetch a
 // line costs these tiles more, as they fetch half as many in the same time. The second cache has
-// room for more of them: 8192 bytes ahead were the fastest on a Zen 4 and on a Xeon with AMX.
+// room for more of them.
 Tuning streaming(Tuning tuning) {
-  constexpr int64_t kIntoSecond = 8192;
   if (tuning.hint == kNta) return tuning;
   tuning.hint = kT1;
-  tuning.ahead = std::max(tuning.ahead, kIntoSecond);
+  tuning.ahead = std::max(tuning.ahead, tuning.packed_ahead);
   return tuning;
 }
 
@@ -45,14 +44,15 @@ class LowbitProduct final : public PanelWork {
       multiply(block, p, whole - p, w_.zero(p, 0), reinterpret_cast<float*>(to_.data) + at);
       p = whole;
     }
-    // Each panel has the same zeros where it has minimums.
-    const int64_t most = w_.kind.shift == Shift::kMinimums ? 1 : panels_at_once(block.rows());
-    const int64_t size = block.rows() * kPanel;
+    // Tiles meet the same panels in turn, while these are in cache. Each panel has the same zeros
+    // where it has minimums.
+    const int64_t height = tile_height(block.rows(), rows_.rows.format->tile_rows);
+    const int64_t most = w_.kind.shift == Shift::kMinimums ? 1 : panels_at_once(height);
     for (int64_t next; p < end; p = next) {
       next = std::min(p + most, end);
-      float* sums = memory.sums.get<float>((next - p) * size);
-      multiply(block, p, next - p, zeros(p, memory), sums);
-      for (int64_t q = p; q < next; ++q, sums += size) store(block, q, sums);
+      for (int64_t m = block.begin; m < block.end; m += height) {
+        run_tile({m, std::min(m + height, block.end)}, p, next, memory);
+      }
     }
   }
 
@@ -61,6 +61,13 @@ class LowbitProduct final : public PanelWork {
   bool is_output(const RowBlock& block) const {
     return block.rows() == 1 && w_.kind.shift != Shift::kMinimums && to_.bias == nullptr &&
            to_.activation == Activation::kNone && to_.dtype == Dtype::kFloat32;
+  }
+
+  void run_tile(const RowBlock& tile, int64_t p, int64_t end, PanelMemory& memory) const {
+    const int64_t size = tile.rows() * kPanel;
+    float* sums = memory.sums.get<float>((end - p) * size);
+    multiply(tile, p, end - p, zeros(p, memory), sums);
+    for (; p < end; ++p, sums += size) store(tile, p, sums);
   }
 
   void store(const RowBlock& block, int64_t p, float* sums) const {
@@ -138,7 +145,9 @@ class LowbitProduct final : public PanelWork {
 const Format& lowbit_format_for(const Kernels& kernels, const LowbitWeight& w, bool zero_points,
                                 int64_t rows) {
   const Format* few = kernels.lowbit->rows;
-  if (few != nullptr && !zero_points && rows <= few->few.rows) return *few;
+  const Format& one_row = format_for(kernels, Operands::kWide, 1);
+  const bool in_registers = few != nullptr && !zero_points;
+  if (in_registers && rows <= tuning_of(one_row).packed_rows) return *few;
   return format_for(kernels, operands_of(w.shape, false), rows);
 }
 

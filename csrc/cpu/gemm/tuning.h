@@ -24,6 +24,8 @@ inline constexpr TuningField kTuningFields[] = {
     {"ahead", &Tuning::ahead, 0, 1 << 20},
     {"streams", &Tuning::streams, 1, 2},
     {"minimum_rows", &Tuning::minimum_rows, 0, 1 << 20},
+    {"packed_rows", &Tuning::packed_rows, 0, 64},
+    {"packed_ahead", &Tuning::packed_ahead, 0, 1 << 20},
     {"near_bytes", &Tuning::near_bytes, 0, int64_t{1} << 40},
     {"far_bytes", &Tuning::far_bytes, 0, int64_t{1} << 40},
     {"serial_steps", &Tuning::serial_steps, 0, int64_t{1} << 40}};

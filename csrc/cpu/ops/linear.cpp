@@ -114,9 +114,9 @@ Tensor linear_dynamic(Tensor x, Tensor weight, std::vector<int64_t> layout,
 }
 
 // What `bias_of` gave in memory that its next call takes, kept in `copies`.
-const float* kept_bias(const float* values, const std::optional<Tensor>& bias, int64_t n,
+const float* kept_bias(const float* values, const void* bias, int64_t n,
                        std::vector<std::vector<float>>* copies) {
-  if (values == nullptr || values == bias->const_data_ptr()) return values;
+  if (values == nullptr || values == bias) return values;
   return copies->emplace_back(values, values + n).data();
 }
 
@@ -145,7 +145,8 @@ std::vector<Tensor> linears(Tensor given, std::vector<Tensor> weight, std::vecto
     opened.push_back(weight_of_floats(op, &weight[i], given, size.columns, own, group));
     const int64_t n = opened[i].shape().n;
     outputs.push_back(output_of(op, bias[i], n, activation[i], out_dtype));
-    outputs[i].bias = kept_bias(outputs[i].bias, bias[i], n, &copies);
+    const void* given_bias = bias[i] ? bias[i]->const_data_ptr() : nullptr;
+    outputs[i].bias = kept_bias(outputs[i].bias, given_bias, n, &copies);
   }
   const Tensor x = made_contiguous(given);
   factor = made_contiguous(factor);
@@ -190,18 +191,30 @@ STABLE_TORCH_LIBRARY_IMPL(qfx, CPU, m) {
 
 }  // namespace
 
-void linear_at(const char* op, const LinearAt& call) {
-  const Weight w = weight_at(op, call.weight, call.weight_bytes, call.k, call.layout);
+void linears_at(const char* op, const LinearsAt& call, std::span<const LinearWeightAt> weights) {
   const auto& [spec, group, rotation] = call.code;
-  check_group_of_floats(op, w, group);
   const bool rotates = (rotation == 16 || rotation == 64) && call.k % rotation == 0;
   STD_TORCH_CHECK(rotation == 0 || rotates, op, ": K=", call.k, " cannot be rotated by ", rotation);
-  const int64_t n = w.shape().n;
-  if (call.rows == 0 || n == 0) return;
-  const float* bias = call.bias == nullptr ? nullptr : bias_at(call.bias, call.bias_dtype, n);
-  FloatOutput to = {bias, call.activation, call.out_dtype, static_cast<char*>(call.y)};
-  to.bytes = call.rows * n * to.element();
-  const Linear all[] = {{w, to}};
+  std::vector<Weight> opened;
+  std::vector<Linear> all;
+  std::vector<std::vector<float>> copies;
+  opened.reserve(weights.size());
+  char* y = static_cast<char*>(call.y);
+  for (const LinearWeightAt& each : weights) {
+    opened.push_back(weight_at(op, each.weight, each.weight_bytes, call.k, each.layout));
+    check_group_of_floats(op, opened.back(), group);
+    const int64_t n = opened.back().shape().n;
+    const float* bias = nullptr;
+    if (each.bias != nullptr) {
+      bias = bias_at(each.bias, each.bias_dtype, n);
+      if (weights.size() > 1) bias = kept_bias(bias, each.bias, n, &copies);
+    }
+    FloatOutput to = {bias, each.activation, call.out_dtype, y};
+    to.bytes = call.rows * n * to.element();
+    y += to.bytes;
+    if (to.bytes != 0) all.push_back({opened.back(), to});
+  }
+  if (all.empty()) return;  // of rows without number, perhaps
   const Transform transform = {call.factor, static_cast<int>(rotation)};
   const FloatMatrix x = {call.x, call.dtype, call.rows, call.k, call.k, transform};
   linears_of_floats(kernels_of(current_isa()), {x, spec, group}, all);

@@ -1,7 +1,8 @@
-// linear_dynamic as other operators and generated code call it.
+// Linears of floats as other operators and generated code call them.
 #pragma once
 
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -26,24 +27,29 @@ struct LinearOfFloats {
   const double* sizes;
 };
 
-// linear_dynamic of operands at addresses, as generated code calls it, without tensors.
-struct LinearAt {
-  const void* x;  // [rows, k]
-  Dtype dtype;
-  int64_t rows, k;
+// A weight of linears and what is done to its products, at addresses.
+struct LinearWeightAt {
   const int8_t* weight;
   int64_t weight_bytes;
   WeightLayoutArgument layout;
   const void* bias;  // [n], or null
   Dtype bias_dtype;
-  const float* factor;  // [k], or null
-  ActivationCode code;
   Activation activation;
-  Dtype out_dtype;
-  void* y;  // [rows, n]
 };
 
-void linear_at(const char* op, const LinearAt& call);
+// linear_dynamic and linears of operands at addresses, as generated code calls them, without
+// tensors.
+struct LinearsAt {
+  const void* x;  // [rows, k]
+  Dtype dtype;
+  int64_t rows, k;
+  const float* factor;  // [k], or null
+  ActivationCode code;
+  Dtype out_dtype;
+  void* y;  // [rows, n] of each weight, one after the other
+};
+
+void linears_at(const char* op, const LinearsAt& call, std::span<const LinearWeightAt> weights);
 
 // y[m][n] of x[m][k]. `op` is named in errors.
 LinearOfFloats linear_of_floats(const char* op, const Tensor& x, const DynamicLinear& how,

@@ -6,7 +6,7 @@
 #include "cuda/core/warp.cuh"
 #include "cuda/gemm/elements.cuh"
 #include "cuda/gemv/gemv.h"
-#include "cuda/rows/epilogue.cuh"
+#include "cuda/gemv/store.cuh"
 
 namespace qfx::cuda {
 
@@ -72,19 +72,6 @@ __device__ __forceinline__ void add_chunk(const WeightOnly& p, bool vectors,
   }
 }
 
-__device__ __forceinline__ void store_value(const WeightOnly& p, int64_t m, int64_t n, float sum) {
-  const float scaled = sum * p.scale[n];
-  const float v =
-      p.bias.data == nullptr ? scaled : scaled + load_float(p.bias.data, p.bias.dtype, n);
-  with_activation(p.activation, [&](auto activation) {
-    const float y = activate<decltype(activation)::value>(v);
-    with_type(p.dtype, [&](auto zero) {
-      using Y = decltype(zero);
-      static_cast<Y*>(p.y)[m * p.n + n] = static_cast<Y>(y);
-    });
-  });
-}
-
 template <typename X, int kRows>
 __global__ void __launch_bounds__(kGemvThreads) weight_only(WeightOnly p, GemvPlan plan) {
   struct Partial {
@@ -130,7 +117,7 @@ __global__ void __launch_bounds__(kGemvThreads) weight_only(WeightOnly p, GemvPl
     float sum = 0.f;
     for (int part = 0; part < plan.parts; ++part)
       sum = sum + partial.of[group * plan.parts + part][r][c];
-    store_value(p, m, column, sum);
+    store_value(p, m, column, sum * p.scale[column]);
   }
 }
 

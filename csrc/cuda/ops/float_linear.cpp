@@ -15,8 +15,8 @@ template <size_t kCount>
 void call(const char* op, const char* name, Stack<kCount>& stack) {
   const AOTITorchError error = torch_call_dispatcher(name, "", stack.data(), TORCH_ABI_VERSION);
   STD_TORCH_CHECK(error == TORCH_SUCCESS, op, ": ", name,
-                  " failed, which is a float matmul on CUDA (qfx/ops/cuda_float_linear.py); its "
-                  "error is printed above");
+                  " failed, which is Python on CUDA (qfx/ops/cuda_float_linear.py); its error is "
+                  "printed above");
 }
 
 std::vector<int64_t> values_of(const WeightLayoutArgument& layout) {
@@ -41,12 +41,11 @@ std::array<Tensor, 4> low_bit_unpack(const char* op, const Tensor& weight,
   return {to<Tensor>(stack[0]), to<Tensor>(stack[1]), to<Tensor>(stack[2]), to<Tensor>(stack[3])};
 }
 
-Tensor low_bit_linear(const char* op, const Tensor& x, const Tensor& weight,
-                      const WeightLayoutArgument& layout, const std::optional<Tensor>& bias,
-                      const std::string& activation, ScalarType out_dtype) {
-  Stack<6> stack = {from(x),    from(weight),     from(values_of(layout)),
-                    from(bias), from(activation), from(out_dtype)};
-  call(op, "qfx::low_bit_linear", stack);
+Tensor value_linear(const char* op, const Tensor& x, const Tensor& values,
+                    const std::optional<Tensor>& bias, const std::string& activation,
+                    ScalarType out_dtype) {
+  Stack<5> stack = {from(x), from(values), from(bias), from(activation), from(out_dtype)};
+  call(op, "qfx::value_linear", stack);
   return to<Tensor>(stack[0]);
 }
 

@@ -1,5 +1,5 @@
-// Linears on CUDA that run as float matmuls: operators of qfx/ops/cuda_float_linear.py, called by
-// name. Weights of 4 and 5 bits have no kernels yet; their packed weight is that of the CPU.
+// What runs on CUDA as operators of qfx/ops/cuda_float_linear.py, called by name: linears that are
+// float matmuls, and packing of 4 and 5 bits, whose packed weight is that of the CPU.
 #pragma once
 
 #include <array>
@@ -9,9 +9,6 @@
 
 namespace qfx::cuda {
 
-// Whether a weight is one of these.
-inline bool is_low_bit(const WeightLayoutArgument& layout) { return layout.bits != 8; }
-
 Tensor low_bit_pack(const char* op, const Tensor& codes, const Tensor& scale,
                     const std::optional<Tensor>& zero_point, const std::optional<Tensor>& minimum,
                     int64_t bits, int64_t group);
@@ -20,10 +17,10 @@ Tensor low_bit_pack(const char* op, const Tensor& codes, const Tensor& scale,
 std::array<Tensor, 4> low_bit_unpack(const char* op, const Tensor& weight,
                                      const WeightLayoutArgument& layout, int64_t k);
 
-// Of float activations x. (W3)
-Tensor low_bit_linear(const char* op, const Tensor& x, const Tensor& weight,
-                      const WeightLayoutArgument& layout, const std::optional<Tensor>& bias,
-                      const std::string& activation, ScalarType out_dtype);
+// Of float activations x and the values of a weight [N, K] in the dtype of x. (W5)
+Tensor value_linear(const char* op, const Tensor& x, const Tensor& values,
+                    const std::optional<Tensor>& bias, const std::string& activation,
+                    ScalarType out_dtype);
 
 // Of float activations x and a weight of 8 bits with one scale per row. (W1)
 Tensor weight_only_linear(const char* op, const Tensor& x, const Tensor& weight,

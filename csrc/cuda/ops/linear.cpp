@@ -1,7 +1,7 @@
 // int8_mm, linear, linear_ste, linear_dynamic on CUDA.
 #include <algorithm>
 
-#include "cuda/ops/float_linear.h"
+#include "cuda/ops/lowbit_linear.h"
 #include "cuda/ops/product.h"
 #include "cuda/rows/dequantize.h"
 #include "implement.h"
@@ -70,7 +70,7 @@ Tensor linear_of_codes(const char* op, const OnDevice& device, LinearOperands o,
   out.dtype = dtype_of(op, out_dtype);
   if (is_low_bit(o.layout)) {
     const Tensor x = floats_of(o, size, device.stream());
-    return low_bit_linear(op, x, o.weight, o.layout, o.bias, activation, out_dtype);
+    return low_bit_linear(op, device, x, o.weight, o.layout, o.bias, activation, out_dtype);
   }
   const WeightLayout layout = weight_layout_of(op, o.weight, o.layout, size.columns);
   o.scale = made_contiguous(o.scale);

@@ -1,6 +1,7 @@
 // linear_float on CUDA: float activations times a quantized weight.
 #include "cuda/gemv/gemv.h"
 #include "cuda/ops/float_linear.h"
+#include "cuda/ops/lowbit_linear.h"
 #include "cuda/ops/product.h"
 #include "implement.h"
 
@@ -22,7 +23,7 @@ Tensor linear_float(Tensor x, Tensor weight, std::vector<int64_t> given, std::op
   const Activation chosen = activation_of(op, activation);
   const Dtype dtype = dtype_of(op, out_dtype);
   if (is_low_bit(layout)) {
-    return low_bit_linear(op, x, weight, layout, bias, activation, out_dtype);
+    return low_bit_linear(op, device, x, weight, layout, bias, activation, out_dtype);
   }
   check_one_scale(op, layout);
   const WeightLayout bytes = weight_layout_of(op, weight, layout, size.columns);

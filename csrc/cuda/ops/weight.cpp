@@ -3,6 +3,7 @@
 
 #include "cuda/gemm/pack.h"
 #include "cuda/ops/float_linear.h"
+#include "cuda/ops/lowbit_linear.h"
 #include "cuda/ops/product.h"
 #include "implement.h"
 

@@ -175,7 +175,7 @@ constexpr const GroupTileFn* kInGroups = kGroupTiles<kHint, kPairs, kRows>.data(
 
 constexpr GroupTiles kGroups = {
     .tiles = {kInGroups<false, kNothing>, kInGroups<true, kNothing>},
-    .prefetching = {kInGroups<false, kT0>, kInGroups<true, kT0>},
+    .prefetching = {kInGroups<false, kT1>, kInGroups<true, kT1>},
     .few = {{kInGroups<false, kT0>, kInGroups<false, kT1, kFew>, kInGroups<false, kNta, kFew>},
             {kInGroups<true, kT0>, kInGroups<true, kT1, kFew>, kInGroups<true, kNta, kFew>}}};
 
@@ -186,8 +186,8 @@ constexpr Format kFormat = {
     .k_multiple = 16,
     .mul_offset = 128,
     .tiles = kTiles<kNothing, kTallest>.data(),
-    .prefetching_tiles = kTiles<kT0, kTallest>.data(),
-    .half_prefetching_tiles = kTiles<kT0, kTallest, 1>.data(),
+    .prefetching_tiles = kTiles<kT1, kTallest>.data(),
+    .half_prefetching_tiles = kTiles<kT1, kTallest, 1>.data(),
     .arrange = arrange_offset<128>,
     .release = release,
     .multiply = multiply,

@@ -207,4 +207,73 @@ inline void mma_b1_16x8x256(int (&d)[4], const unsigned (&a)[4], const unsigned 
   });
 }
 
+// --- 16-bit floats ---
+
+inline float value_of_bf16(unsigned bits) { return std::bit_cast<float>(bits << 16); }
+
+inline float value_of_f16(unsigned bits) {
+  const int exponent = static_cast<int>(bits >> 10 & 31), fraction = static_cast<int>(bits & 1023);
+  float value = exponent == 31 ? (fraction ? NAN : INFINITY)
+                               : std::ldexp(static_cast<float>(fraction + (exponent ? 1024 : 0)),
+                                            std::max(exponent, 1) - 25);
+  return bits >> 15 & 1 ? -value : value;
+}
+
+// Sums are rounded once, where the ISA leaves open how.
+template <float (*kValue)(unsigned)>
+inline void multiply_floats(void* const* lanes, uint32_t) {
+  const auto element = [](unsigned word, int k) { return kValue(word >> (16 * (k % 2)) & 0xffff); };
+  for (int m = 0; m < 16; ++m) {
+    for (int n = 0; n < 8; ++n) {
+      int& d = element_of_d(lanes, m, n);
+      double sum = std::bit_cast<float>(d);
+      for (int k = 0; k < 16; ++k) {
+        sum +=
+            double{element(word_of_a(lanes, m, k, 2), k)} * element(word_of_b(lanes, k, n, 2), k);
+      }
+      d = std::bit_cast<int>(static_cast<float>(sum));
+    }
+  }
+}
+
+template <float (*kValue)(unsigned)>
+inline void mma_floats(const char* what, float (&d)[4], const unsigned (&a)[4],
+                       const unsigned (&b)[2]) {
+  int sums[4];
+  std::memcpy(sums, d, sizeof(sums));
+  Fragments mine = {sums, a, b};
+  emulated::meet(what, kAllLanes, &mine, multiply_floats<kValue>);
+  std::memcpy(d, sums, sizeof(sums));
+}
+
+inline void mma_bf16_16x8x16(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
+  mma_floats<value_of_bf16>("mma.m16n8k16.bf16", d, a, b);
+}
+inline void mma_f16_16x8x16(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
+  mma_floats<value_of_f16>("mma.m16n8k16.f16", d, a, b);
+}
+
+// The difference of two pairs of small integers, whose bits are those of the sign and of a normal
+// float with `fraction` bits.
+template <float (*kValue)(unsigned)>
+inline unsigned subtract_pairs(unsigned a, unsigned b, int fraction, int bias) {
+  unsigned pair = 0;
+  for (int i = 0; i < 2; ++i) {
+    const float of[] = {kValue(a >> (16 * i) & 0xffff), kValue(b >> (16 * i) & 0xffff)};
+    const float value = of[0] - of[1];
+    const unsigned bits = std::bit_cast<unsigned>(std::abs(value));
+    unsigned half = value == 0 ? 0 : (bits >> (23 - fraction)) - ((127u - bias) << fraction);
+    if (value < 0) half |= 0x8000u;
+    if (kValue(half) != value) emulated::fault("a difference of 16-bit floats that is not exact");
+    pair |= half << (16 * i);
+  }
+  return pair;
+}
+inline unsigned subtract_bf16(unsigned a, unsigned b) {
+  return subtract_pairs<value_of_bf16>(a, b, 7, 127);
+}
+inline unsigned subtract_f16(unsigned a, unsigned b) {
+  return subtract_pairs<value_of_f16>(a, b, 10, 15);
+}
+
 }  // namespace qfx::cuda
