@@ -166,14 +166,14 @@ def kv_attention(
     terms = turned @ k.mT * abs(scale)
     terms = (terms + b.abs().nan_to_num(posinf=0)).masked_fill(hidden, 0)
     most = terms.amax(-1, keepdim=True)
-    of_codes = turned.amax(-1, keepdim=True) * k.sum(-1)[:, :, None] * abs(scale) * 2.0**-21
+    of_codes = turned.amax(-1, keepdim=True) * k.sum(-1)[:, :, None] * abs(scale) / 64000
     power = 2 * of_codes.masked_fill(hidden, 0).amax(-1, keepdim=True)
     power = power + 2 * (d / 4 + 32) * U32 * most + (8 * most + 2 * length + 128) * U32
     power = power + 16 * softcap * U32
     largest = torch.where(hidden[..., None], 0, v[:, :, None]).amax(-2) @ across_v
     inside = largest * (torch.expm1(power) + length * torch.e**-60)
     steps = steps.repeat_interleave(group, 1)[:, :, None] @ across_v
-    inside = inside + length * 2.0**-22 * steps.nan_to_num(nan=0, posinf=0)
+    inside = inside + length / 128000 * steps.nan_to_num(nan=0, posinf=0)
     return inside + 2 * (UNIT[dtype] * (largest + inside) + TINY[UNIT[dtype]])
 
 

@@ -8,8 +8,6 @@
 namespace qfx::cpu {
 namespace {
 
-constexpr int kBlocks = kQuad / kTokens;
-constexpr int64_t kQuads = kPart / kQuad;
 int64_t parts_of(int64_t length) { return (length + kPart - 1) / kPart; }
 
 }  // namespace
@@ -38,7 +36,7 @@ CacheCodes::CacheCodes(const Kernels& kernels, const CacheAttention& attention, 
     : kernels_(kernels), a_(attention), all_(all) {
   thread_local Scratch scratch;
   at(nullptr, &part_bytes_);
-  const int64_t parts = parts_of(a_.length), quads = parts * kQuads;
+  const int64_t parts = parts_of(a_.length), quads = parts * kQuadsOfPart;
   const int64_t codes = (all ? parts : 1) * part_bytes_, rows = kPanel * value_width();
   memory_ = scratch.get<char>(codes + rows + quads);
   rows_ = reinterpret_cast<int8_t*>(memory_ + codes);
@@ -48,16 +46,16 @@ CacheCodes::CacheCodes(const Kernels& kernels, const CacheAttention& attention, 
 void CacheCodes::start(int64_t i) {
   head_ = i;
   held_ = -1;
-  std::fill_n(state_, parts_of(a_.length) * kQuads, kNothing);
+  std::fill_n(state_, parts_of(a_.length) * kQuadsOfPart, kNothing);
 }
 
 const CachePartCodes& CacheCodes::located(int64_t part, int64_t first, int64_t end) {
-  State* state = state_ + part * kQuads;
+  State* state = state_ + part * kQuadsOfPart;
   if (held_ != part) {
     int64_t bytes;
     here_ = at(memory_ + (all_ ? part : 0) * part_bytes_, &bytes);
     held_ = part;
-    if (!all_) std::fill_n(state, kQuads, kNothing);
+    if (!all_) std::fill_n(state, kQuadsOfPart, kNothing);
   }
   for (int64_t quad = first; quad < end; ++quad) {
     if (state[quad] != kNothing) continue;
@@ -71,7 +69,7 @@ void CacheCodes::locate(int64_t part, int64_t quad) {
   const int64_t b = head_ / a_.keys.heads;
   const int64_t between = a_.keys.heads * (a_.keys.capacity / kTokens);
   const CacheHead keys = a_.keys.head(head_), values = a_.values.head(head_);
-  for (int64_t i = quad * kBlocks; i < (quad + 1) * kBlocks; ++i) {
+  for (int64_t i = quad * kBlocksOfQuad; i < (quad + 1) * kBlocksOfQuad; ++i) {
     const int64_t block = part * (kPart / kTokens) + i, n = i * kTokens;
     CacheScalesArgs scales = {.keys = nullptr,
                               .values = nullptr,
@@ -94,10 +92,10 @@ void CacheCodes::locate(int64_t part, int64_t quad) {
 }
 
 void CacheCodes::unpack(int64_t part, int64_t quad) {
-  State* state = state_ + part * kQuads + quad;
+  State* state = state_ + part * kQuadsOfPart + quad;
   if (*state == kUnpacked) return;
   *state = kUnpacked;
-  const int64_t first = quad * kQuad, block = quad * kBlocks;
+  const int64_t first = quad * kQuad, block = quad * kBlocksOfQuad;
   CachePanelsArgs args = {.blocks = here_.k_blocks + block,
                           .bits = a_.keys.bits,
                           .features = a_.keys.d,

@@ -9,6 +9,8 @@
 
 namespace qfx::cpu {
 
+inline constexpr int64_t kQuadsOfPart = kPart / kQuad, kBlocksOfQuad = kQuad / kTokens;
+
 // A part of a head's tokens: kPart of them. Np: kPart, Ep: E in whole panels.
 struct CachePartCodes {
   const uint8_t **k_blocks, **v_blocks;  // [Np / 16], as in CachePanelsArgs

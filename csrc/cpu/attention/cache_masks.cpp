@@ -1,19 +1,15 @@
 // What masks hide from rows of queries, quad by quad. (A1)
 #include <algorithm>
 #include <bit>
-#include <limits>
 
 #include "cpu/attention/cache_rows.h"
 
 namespace qfx::cpu {
 namespace {
 
-constexpr float kHidden = -std::numeric_limits<float>::infinity();
-constexpr int64_t kQuads = kPart / kQuad;
-
 // Whether a row sees any key of a quad, and whether its mask changes a score.
 QuadMask mask_of_quad(const float* added) {
-  constexpr uint32_t kBits = std::bit_cast<uint32_t>(kHidden);
+  constexpr uint32_t kBits = std::bit_cast<uint32_t>(kHiddenScore);
   uint32_t any = 0, changed = 0;
   for (int n = 0; n < kQuad; ++n) {
     const uint32_t bits = std::bit_cast<uint32_t>(added[n]);
@@ -58,7 +54,7 @@ void CacheRows::load_slot(const Mask& mask, int64_t t, int64_t slot) {
   const int64_t width = quads_ * kQuad;
   float* to = masks_ + slot * width;
   load_mask(kernels_, mask, t, a_.length, to);
-  std::fill(to + a_.length, to + width, kHidden);
+  std::fill(to + a_.length, to + width, kHiddenScore);
   for (int64_t quad = 0; quad < quads_; ++quad) {
     kinds_[slot * quads_ + quad] = mask_of_quad(to + quad * kQuad);
   }
@@ -73,10 +69,10 @@ const float* CacheRows::added(int64_t r, int64_t quad) const {
 
 // Quads of a part outside of which no row sees a key.
 CacheRows::Quads CacheRows::seen_in(int64_t part) const {
-  Quads quads = {part * kQuads, std::min((part + 1) * kQuads, quads_)};
+  Quads quads = {part * kQuadsOfPart, std::min((part + 1) * kQuadsOfPart, quads_)};
   while (quads.first < quads.end && seen_[quads.first] == 0) ++quads.first;
   while (quads.first < quads.end && seen_[quads.end - 1] == 0) --quads.end;
-  return {quads.first - part * kQuads, quads.end - part * kQuads};
+  return {quads.first - part * kQuadsOfPart, quads.end - part * kQuadsOfPart};
 }
 
 }  // namespace qfx::cpu

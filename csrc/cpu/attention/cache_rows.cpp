@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <limits>
 
 #include "cpu/core/scratch.h"
 #include "cpu/kernels/tables/code.h"
@@ -10,23 +9,9 @@
 namespace qfx::cpu {
 namespace {
 
-constexpr float kHidden = -std::numeric_limits<float>::infinity();
-constexpr int32_t kProbabilityZero = -128;       // the zero point of both bytes of a probability
-constexpr int32_t kPlainOffset = 128;            // of codes that are these bytes
-constexpr float kProbabilityMax = 4194303.f;     // 22 bits
-constexpr float kQueryMax = 63 * 32768 + 16383;  // the greatest code of 22 bits
-constexpr int64_t kLine = 16;  // floats: rows of scores shall not share cache sets
-constexpr int64_t kQuads = kPart / kQuad;
-
-// The tiles of `count` arranged rows with one panel: out[count][32].
-void multiply(const Rows& rows, int64_t count, const int8_t* panel, int64_t depth, int32_t* out) {
-  const Format& format = *rows.format;
-  for (int64_t m = 0; m < count; m += format.tile_rows) {
-    const int64_t height = std::min<int64_t>(format.tile_rows, count - m);
-    format.tiles[height - 1](rows.a + m * rows.stride, rows.stride, panel, depth / kGroup, panel,
-                             out + m * kPanel, false);
-  }
-}
+constexpr int32_t kPlainOffset = 128;           // of codes that are a probability's bytes
+constexpr float kProbabilityMax = 65535.f;      // 16 bits
+constexpr float kQueryMax = 127 * 256 + 127.f;  // whose bytes are the greatest signed ones
 
 // The bytes of `count` rows of k codes.
 Rows rows_of(const Format& format, int64_t count, int64_t k, RowsMemory& memory) {
@@ -39,8 +24,8 @@ Rows rows_of(const Format& format, int64_t count, int64_t k, RowsMemory& memory)
 void join_bytes(const uint8_t* high, const uint8_t* low, int more, int64_t count, uint8_t* out) {
   int16_t* to = reinterpret_cast<int16_t*>(out);
   for (int64_t i = 0; i < count; ++i) {
-    const int byte = high == nullptr ? 0 : static_cast<int8_t>(high[i]);
-    to[i] = static_cast<int16_t>(256 * byte + static_cast<int8_t>(low[i]) + more);
+    to[i] = static_cast<int16_t>(256 * static_cast<int8_t>(high[i]) + static_cast<int8_t>(low[i]) +
+                                 more);
   }
   if (count % 2 != 0) to[count] = 0;
 }
@@ -53,7 +38,7 @@ CacheRows::CacheRows(const Kernels& kernels, const CacheAttention& attention, in
   thread_local Scratch floats, integers, bytes;
   const CacheFewKernels& few = kernels.attention->cache.few;
   words_ = few.words;
-  few_ = kBytes * rows <= few.rows && (!words_ || attention.keys.d <= kMostWords);
+  few_ = kBytes * rows <= few.rows && (!words_ || std::max(a_.keys.d, a_.values.d) <= kMostWords);
   words_ &= few_;
   const Format& format = format_for(kernels, Operands::kWide, few_ ? 1 : kBytes * rows);
   rows_ = std::min<int64_t>(std::max<int64_t>(rows, 1), format.tile_rows);
@@ -63,8 +48,8 @@ CacheRows::CacheRows(const Kernels& kernels, const CacheAttention& attention, in
   probabilities_ = rows_of(format, rows_, bytes_of * kPart, probability_memory);
   const bool masked = a_.mask.kind != Mask::Kind::kNone;
   const int64_t masks = masked ? rows_ * quads_ * kQuad : kQuad;
-  scores_ = floats.get<float>(rows_ * (kPart + kLine + kPanel) + width + masks);
-  tops_ = scores_ + rows_ * (kPart + kLine);
+  scores_ = floats.get<float>(rows_ * (kStride + kPanel) + width + masks);
+  tops_ = scores_ + rows_ * kStride;
   query_floats_ = tops_ + rows_ * kPanel;
   masks_ = query_floats_ + width;
   const int64_t tiles = kBytes * rows_ * std::max<int64_t>(2 * kPanel, width);
@@ -77,7 +62,7 @@ CacheRows::CacheRows(const Kernels& kernels, const CacheAttention& attention, in
   std::fill_n(seen_, quads_, uint8_t{1});
   if (masked) return;
   // Of the last quad, where it has no more tokens.
-  std::fill_n(masks_, kQuad, kHidden);
+  std::fill_n(masks_, kQuad, kHiddenScore);
   std::fill_n(masks_, a_.length - (quads_ - 1) * kQuad, 0.f);
 }
 
@@ -96,7 +81,7 @@ void CacheRows::load(int64_t i, int64_t first, int64_t count) {
   if (a_.mask.kind != Mask::Kind::kNone) look();
 }
 
-// (K3): the bytes of R q as rows r, count + r, 2 count + r.
+// (K3): the bytes of R q as rows r, count + r.
 void CacheRows::quantize(int64_t r) {
   const Query at = query(r);
   const int64_t d = a_.keys.d;
@@ -106,41 +91,38 @@ void CacheRows::quantize(int64_t r) {
   const float scale = finite ? at_least(magnitude / kQueryMax, kSmallestScale) : magnitude;
   if (!finite) std::fill_n(query_floats_, d, 0.f);
   CacheQueryArgs args = {.q = query_floats_, .features = d, .inverse = 1.f / scale};
-  args.offset = bytes_for(queries_, r, d, args.bytes) ? queries_.format->mul_offset : 0;
+  const bool plain = bytes_for(queries_, r, d, &args.high, &args.low);
+  args.offset = plain ? queries_.format->mul_offset : 0;
   const int32_t sum = kernels_.attention->cache.query(&args);
   row_scale_[r] = scale * a_.scale;
   row_sum_[r] = static_cast<float>(sum) * row_scale_[r];
-  arrange(queries_, r, d, 0, args.bytes);
+  arrange(queries_, r, d, 0, args.high, args.low);
 }
 
 // Where the bytes of row r are to be written: whether that is where products read them.
-bool CacheRows::bytes_for(const Rows& rows, int64_t r, int64_t count, uint8_t** bytes) const {
+bool CacheRows::bytes_for(const Rows& rows, int64_t r, int64_t count, uint8_t** high,
+                          uint8_t** low) const {
   const bool plain = rows.format->bytes_per_code == 1 && !words_;
-  for (int i = 0; i < kBytes; ++i) {
-    bytes[i] = plain ? rows.a + (i * count_ + r) * rows.stride : codes_ + i * count;
-  }
+  *high = plain ? rows.a + r * rows.stride : codes_;
+  *low = plain ? rows.a + (count_ + r) * rows.stride : codes_ + count;
   return plain;
 }
 
-// Makes operands of them; words: the last two are signed bytes of a number that is `less`.
-void CacheRows::arrange(const Rows& rows, int64_t r, int64_t count, int less,
-                        uint8_t* const* bytes) {
+// Makes operands of them; words: both are signed bytes of a number that is `less`.
+void CacheRows::arrange(const Rows& rows, int64_t r, int64_t count, int less, uint8_t* high,
+                        uint8_t* low) {
   const Format& format = *rows.format;
   const int64_t depth = round_up(count, format.k_multiple);
-  const auto row = [&](int64_t i) { return rows.a + (i * count_ + r) * rows.stride; };
-  for (int i = 0; i < kBytes; ++i) rows.add[i * count_ + r] = 0;
-  if (words_) {
-    join_bytes(nullptr, bytes[0], less, count, row(0));
-    return join_bytes(bytes[1], bytes[2], less, count, row(1));
-  }
-  for (int i = 0; i < kBytes; ++i) {
-    if (format.bytes_per_code == 1) {
-      std::fill_n(row(i) + count, depth - count, uint8_t{0});
-    } else {
-      const int8_t* codes = reinterpret_cast<const int8_t*>(bytes[i]);
-      rows.add[i * count_ + r] = format.arrange(codes, count, depth, row(i));
-    }
-  }
+  const auto put = [&](int64_t row, uint8_t* bytes) {
+    uint8_t* to = rows.a + row * rows.stride;
+    const bool plain = format.bytes_per_code == 1;
+    if (plain) std::fill_n(to + count, depth - count, uint8_t{0});
+    const int8_t* codes = reinterpret_cast<const int8_t*>(bytes);
+    rows.add[row] = plain ? 0 : format.arrange(codes, count, depth, to);
+  };
+  if (!words_) return put(r, high), put(count_ + r, low);
+  rows.add[r] = rows.add[count_ + r] = 0;
+  join_bytes(high, low, less, count, rows.a + r * rows.stride);
 }
 
 void CacheRows::attend(CacheCodes& codes, int64_t part, const CachePartial& out) {
@@ -155,63 +137,11 @@ void CacheRows::attend(CacheCodes& codes, int64_t part, const CachePartial& out)
   mix(codes, here, quads, out.y);
 }
 
-// The products of the bytes of the queries with a quad: tiles_[2][3 rows][32].
-void CacheRows::multiply_keys(CacheCodes& codes, int64_t part, int64_t quad,
-                              const CachePartCodes& here) {
-  constexpr int64_t kBlocks = kQuad / kTokens;
-  if (few_) {
-    const CacheFewArgs args = {here.k_blocks + quad * kBlocks,
-                               kBlocks,
-                               a_.keys.bits,
-                               a_.keys.d,
-                               queries_.a,
-                               kBytes * count_,
-                               queries_.stride,
-                               tiles_,
-                               here.k_sums + quad * kQuad};
-    return kernels_.attention->cache.few.keys(&args);
-  }
-  codes.unpack(part, quad);
-  const int64_t depth = round_up(a_.keys.d, queries_.format->k_multiple);
-  for (int64_t p = 0; p < kQuad / kPanel; ++p) {
-    multiply(queries_, kBytes * count_, here.k + (quad * kQuad / kPanel + p) * codes.key_stride(),
-             depth, tiles_ + p * kBytes * count_ * kPanel);
-  }
-}
-
-void CacheRows::score(CacheCodes& codes, int64_t part, const Quads& quads,
-                      const CachePartCodes& here) {
-  std::fill_n(tops_, count_ * kPanel, kHidden);
-  for (int64_t quad = quads.first; quad < quads.end; ++quad) {
-    const int64_t first = quad * kQuad;
-    multiply_keys(codes, part, quad, here);
-    const float* masks[kMaxTileRows];
-    for (int64_t r = 0; r < count_; ++r) masks[r] = added(r, part * kQuads + quad);
-    const CacheScoreArgs args = {.raw = tiles_,
-                                 .rows = count_,
-                                 .panels = kQuad / kPanel,
-                                 .add = queries_.add,
-                                 .mul = words_ ? 0 : queries_.format->mul_offset,
-                                 .colsum = here.k_sums + first,
-                                 .row_scale = row_scale_,
-                                 .key_scale = here.k_scale + first,
-                                 .row_sum = row_sum_,
-                                 .minimum = a_.keys.bits == 8 ? nullptr : here.k_minimum + first,
-                                 .softcap = a_.softcap,
-                                 .mask = masks,
-                                 .out = scores_ + (quad - quads.first) * kQuad,
-                                 .stride = kPart + kLine,
-                                 .top = tops_};
-    kernels_.attention->cache.score(&args);
-  }
-  kernels_.attention->greatest(tops_, count_, greatest_);
-}
-
 // Scores -> the bytes of each row's probabilities, arranged. (K4)
 void CacheRows::softmax(const CachePartCodes& codes, const Quads& quads, const CachePartial& out) {
   const int64_t first = quads.first * kQuad, width = quads.end * kQuad - first;
   for (int64_t r = 0; r < count_; ++r) {
-    float* scores = scores_ + r * (kPart + kLine);
+    float* scores = scores_ + r * kStride;
     const SoftmaxArgs args = {scores,
                               width,
                               width,
@@ -219,54 +149,14 @@ void CacheRows::softmax(const CachePartCodes& codes, const Quads& quads, const C
                               codes.v_scale + first,
                               a_.values.bits == 8 ? nullptr : codes.v_minimum + first};
     const SoftmaxSums sums = kernels_.attention->softmax(&args);
-    out.sums[r] = {greatest_[r] == kHidden ? 0.f : greatest_[r], sums.sum, sums.minimums};
+    out.sums[r] = {greatest_[r] == kHiddenScore ? 0.f : greatest_[r], sums.sum, sums.minimums};
     factor_[r] = sums.top / kProbabilityMax;
-    CacheBytesArgs bytes = {.u = scores, .width = width, .factor = kProbabilityMax / sums.top};
-    const bool plain = bytes_for(probabilities_, r, width, bytes.bytes);
+    uint8_t *high, *low;
+    const bool plain = bytes_for(probabilities_, r, width, &high, &low);
     const int32_t offset = plain ? probabilities_.format->mul_offset : 0;
-    bytes.offset = static_cast<uint8_t>(offset - kPlainOffset);
-    kernels_.attention->cache.bytes(&bytes);
-    arrange(probabilities_, r, width, kPlainOffset, bytes.bytes);
-  }
-}
-
-// The products of the bytes of the probabilities with the values: tiles_[Ep / 32][3 rows][32].
-void CacheRows::multiply_values(const CacheCodes& of, const CachePartCodes& codes,
-                                const Quads& quads) {
-  const int64_t first = quads.first * kQuad, depth = quads.end * kQuad - first;
-  if (few_) {
-    const CacheFewArgs args = {codes.v_blocks + first / kTokens,
-                               depth / kTokens,
-                               a_.values.bits,
-                               a_.values.d,
-                               probabilities_.a,
-                               kBytes * count_,
-                               probabilities_.stride,
-                               tiles_,
-                               nullptr};
-    return kernels_.attention->cache.few.values(&args);
-  }
-  for (int64_t p = 0; p < of.value_width() / kPanel; ++p) {
-    multiply(probabilities_, kBytes * count_, codes.v + p * of.value_stride() + first * kPanel,
-             depth, tiles_ + p * kBytes * count_ * kPanel);
-  }
-}
-
-// Probabilities times values. (K5)
-void CacheRows::mix(const CacheCodes& of, const CachePartCodes& codes, const Quads& quads,
-                    float* y) {
-  const int64_t width = of.value_width();
-  const int32_t mul = words_ ? 0 : kProbabilityZero + probabilities_.format->mul_offset;
-  multiply_values(of, codes, quads);
-  std::fill_n(value_sums_, width, 0);
-  for (int64_t p = 2 * quads.first; p < 2 * quads.end && mul != 0; ++p) {
-    for (int64_t e = 0; e < width; ++e) value_sums_[e] += codes.v_sums[p * width + e];
-  }
-  for (int64_t e = 0; e < width; e += kPanel) {
-    const int32_t* tile = tiles_ + e * kBytes * count_;
-    const CacheMixArgs args = {tile,  count_, probabilities_.add, mul, value_sums_ + e, factor_,
-                               y + e, width};
-    kernels_.attention->cache.mix(&args);
+    kernels_.attention->probabilities(scores, width, kProbabilityMax / sums.top,
+                                      static_cast<uint8_t>(offset - kPlainOffset), high, low);
+    arrange(probabilities_, r, width, kPlainOffset, high, low);
   }
 }
 

@@ -2,13 +2,15 @@
 // (K3) to (K5)
 #pragma once
 
-#include <vector>
+#include <limits>
 
 #include "cpu/attention/cache_codes.h"
 #include "cpu/gemm/gemm.h"
 #include "cpu/kernels/tables/attention.h"
 
 namespace qfx::cpu {
+
+inline constexpr float kHiddenScore = -std::numeric_limits<float>::infinity();
 
 // What a part of the tokens gives each of some rows.
 struct CachePartial {
@@ -56,10 +58,12 @@ class CacheRows {
   void multiply_keys(CacheCodes& codes, int64_t part, int64_t quad, const CachePartCodes& here);
   void score(CacheCodes& codes, int64_t part, const Quads& quads, const CachePartCodes& here);
   void softmax(const CachePartCodes& codes, const Quads& quads, const CachePartial& out);
-  bool bytes_for(const Rows& rows, int64_t r, int64_t count, uint8_t** bytes) const;
-  void arrange(const Rows& rows, int64_t r, int64_t count, int less, uint8_t* const* bytes);
+  bool bytes_for(const Rows& rows, int64_t r, int64_t count, uint8_t** high, uint8_t** low) const;
+  void arrange(const Rows& rows, int64_t r, int64_t count, int less, uint8_t* high, uint8_t* low);
   void multiply_values(const CacheCodes& of, const CachePartCodes& codes, const Quads& quads);
   void mix(const CacheCodes& of, const CachePartCodes& codes, const Quads& quads, float* y);
+
+  static constexpr int64_t kStride = kPart + 16;  // of rows of scores: they share no cache sets
 
   const Kernels& kernels_;
   const CacheAttention& a_;

@@ -9,18 +9,18 @@ namespace qfx::cpu {
 namespace {  // internal linkage: each instruction set compiles its own
 
 #if defined(__AVX512VNNI__)
-// Runs what is compiled for so many rows: three, which are the bytes of one, to twelve.
+// Runs what is compiled for so many rows: two, which are the bytes of one, to eight.
 template <typename F>
 inline void by_bytes(int64_t rows, const F& f) {
   switch (rows) {
-    case 3:
-      return f.template operator()<3>();
+    case 2:
+      return f.template operator()<2>();
+    case 4:
+      return f.template operator()<4>();
     case 6:
       return f.template operator()<6>();
-    case 9:
-      return f.template operator()<9>();
     default:
-      return f.template operator()<12>();
+      return f.template operator()<8>();
   }
 }
 
@@ -49,13 +49,13 @@ inline void few_keys_of_block(const CacheFewArgs& args, const uint8_t* codes, in
                               int32_t* sums) {
   constexpr int64_t kStep = kGroup * kTokens * kBits / 8;
   __m512i sum = _mm512_setzero_si512(), s[kRows];
-#pragma GCC unroll 12
+#pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r) s[r] = sum;
   const uint8_t* a = args.a;
   const auto add = [&](const uint8_t* from) {
     const __m512i words = words_of_keys<kBits>(from);
     sum = add_bytes(sum, words);
-#pragma GCC unroll 12
+#pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
       s[r] = _mm512_dpbusd_epi32(s[r], word_in_all(a + r * args.lda), words);
     }
@@ -71,7 +71,7 @@ inline void few_keys_of_block(const CacheFewArgs& args, const uint8_t* codes, in
     __builtin_memcpy(rest, codes, (args.features - i) * kTokens * kBits / 8);
     add(rest);
   }
-#pragma GCC unroll 12
+#pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r) _mm512_storeu_si512(out + r * kPanel, s[r]);
   _mm512_storeu_si512(sums, sum);
 }
@@ -151,7 +151,7 @@ inline void few_values_of_bytes(const CacheFewArgs& args, int64_t row, int64_t f
   const int64_t bytes = args.features * kBits / 8;
   const __mmask64 there = count == 64 ? ~__mmask64{0} : (__mmask64{1} << count) - 1;
   __m512i s[kRows][4];
-#pragma GCC unroll 12
+#pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r) {
     for (int j = 0; j < 4; ++j) s[r][j] = _mm512_setzero_si512();
   }
@@ -169,7 +169,7 @@ inline void few_values_of_bytes(const CacheFewArgs& args, int64_t row, int64_t f
       const __m512i words[4] = {_mm512_unpacklo_epi16(low, low2), _mm512_unpackhi_epi16(low, low2),
                                 _mm512_unpacklo_epi16(high, high2),
                                 _mm512_unpackhi_epi16(high, high2)};
-#pragma GCC unroll 12
+#pragma GCC unroll 8
       for (int r = 0; r < kRows; ++r) {
         const __m512i u = word_in_all(a + r * args.lda);
 #pragma GCC unroll 4
@@ -177,7 +177,7 @@ inline void few_values_of_bytes(const CacheFewArgs& args, int64_t row, int64_t f
       }
     }
   }
-#pragma GCC unroll 12
+#pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r) put_sums<kBits>(args, s[r], row + r, first, count);
 }
 
@@ -187,9 +187,9 @@ inline void few_values_of(const CacheFewArgs& args) {
   const int64_t bytes = args.features * kBits / 8;
   for (int64_t first = 0; first < bytes; first += kBytes) {
     const int64_t count = bytes - first < kBytes ? bytes - first : kBytes;
-    for (int64_t r = 0; r < args.rows; r += 6) {  // whose sums there is room for
-      args.rows - r == 3 ? few_values_of_bytes<3, kBits>(args, r, first, count)
-                         : few_values_of_bytes<6, kBits>(args, r, first, count);
+    for (int64_t r = 0; r < args.rows; r += 4) {  // whose sums there is room for
+      args.rows - r == 2 ? few_values_of_bytes<2, kBits>(args, r, first, count)
+                         : few_values_of_bytes<4, kBits>(args, r, first, count);
     }
   }
 }
@@ -199,10 +199,10 @@ inline void few_values(const CacheFewArgs* args) {
   args->bits == 8 ? few_values_of<8>(*args) : few_values_of<4>(*args);
 }
 
-constexpr CacheFewKernels kCacheFew = {.rows = 12, .keys = few_keys, .values = few_values};
+constexpr CacheFewKernels kCacheFew = {.rows = 8, .keys = few_keys, .values = few_values};
 #elif defined(__AVX2__)
 constexpr CacheFewKernels kCacheFew = {
-    .rows = 24, .words = true, .keys = few_keys, .values = few_values};
+    .rows = 16, .words = true, .keys = few_keys, .values = few_values};
 #else
 constexpr CacheFewKernels kCacheFew = {};
 #endif

@@ -1,4 +1,4 @@
-// Queries of a cache as codes of 22 bits, their scores with panels of keys, and what joins the
+// Queries of a cache as codes of 16 bits, their scores with panels of keys, and what joins the
 // parts of a row. (K3) to (K5)
 #pragma once
 
@@ -9,84 +9,21 @@
 namespace qfx::cpu {
 namespace {  // internal linkage: each instruction set compiles its own
 
-constexpr float kToInteger = 12582912.f;  // 1.5 * 2^23: adding it rounds to an integer
-
 // c = rne(q / scale), its bytes; the sum of all c.                                          (K3)
 inline int32_t codes_of_query(const CacheQueryArgs* args) {
+  constexpr float kRound = 12582912.f;  // 1.5 * 2^23: adding it rounds to an integer
   const float* __restrict q = args->q;
-  uint8_t* __restrict high = args->bytes[0];
-  uint8_t* __restrict middle = args->bytes[1];
-  uint8_t* __restrict low = args->bytes[2];
+  uint8_t* __restrict high = args->high, * __restrict low = args->low;
   const int offset = args->offset;
   int32_t sum = 0;
   for (int64_t i = 0; i < args->features; ++i) {
-    const uint32_t bits = bits_of(fma(q[i], args->inverse, kToInteger)) - bits_of(kToInteger);
-    const int32_t c = static_cast<int32_t>(bits), h = (c + 16384) >> 15, g = c - (h << 15);
-    high[i] = static_cast<uint8_t>(h + offset);
-    middle[i] = static_cast<uint8_t>(((g + 128) >> 8) + offset);
-    low[i] = static_cast<uint8_t>(g + offset);
+    const int32_t c =
+        static_cast<int32_t>(bits_of(fma(q[i], args->inverse, kRound)) - bits_of(kRound));
+    high[i] = static_cast<uint8_t>(((c + 128) >> 8) + offset);
+    low[i] = static_cast<uint8_t>(c + offset);
     sum += c;
   }
   return sum;
-}
-
-// out[n] = byte 2 of P, plus offset.
-inline void third_bytes(const float* __restrict u, int64_t width, float factor, uint32_t offset,
-                        uint8_t* __restrict out) {
-  for (int64_t first = 0; first < width; first += kPanel) {
-    uint32_t p[kPanel];
-    for (int n = 0; n < kPanel; ++n) p[n] = bits_of(fma(u[first + n], factor, kToInteger));
-    for (int n = 0; n < kPanel; ++n) {
-      out[first + n] = static_cast<uint8_t>(((p[n] - bits_of(kToInteger)) >> 16) + offset);
-    }
-  }
-}
-
-// P = rne(u * factor), its bytes.                                                           (K4)
-inline void bytes_of_probabilities(const CacheBytesArgs* given) {
-  const CacheBytesArgs args = *given;
-  third_bytes(args.u, args.width, args.factor, args.offset, args.bytes[0]);
-  probabilities_of_row(args.u, args.width, args.factor, args.offset, args.bytes[1], args.bytes[2]);
-}
-
-// unit H + (256 M + L) of three sums, from each of which `zero` is taken.
-inline float sum_of_bytes(float unit, uint32_t high, uint32_t middle, uint32_t low, uint32_t zero) {
-  const auto number = [&](uint32_t x) {
-    return static_cast<float>(static_cast<int32_t>(x - zero));
-  };
-  return number(high) * unit + (number(middle) * 256.f + number(low));
-}
-
-// The sums of row r of a panel: each(n, sum).
-template <typename F>
-inline void sums_of_row(float unit, const int32_t* __restrict raw, const int32_t* add, int64_t rows,
-                        int64_t r, const uint32_t* __restrict zero, const F& each) {
-  const int32_t* __restrict high = raw + r * kPanel;
-  const int32_t* __restrict middle = high + rows * kPanel;
-  const int32_t* __restrict low = middle + rows * kPanel;
-  const uint32_t add_high = static_cast<uint32_t>(add[r]),
-                 add_middle = static_cast<uint32_t>(add[rows + r]),
-                 add_low = static_cast<uint32_t>(add[2 * rows + r]);
-  for (int n = 0; n < kPanel; ++n) {
-    each(n, sum_of_bytes(unit, static_cast<uint32_t>(high[n]) + add_high,
-                         static_cast<uint32_t>(middle[n]) + add_middle,
-                         static_cast<uint32_t>(low[n]) + add_low, zero[n]));
-  }
-}
-
-// (K5)
-inline void mix_bytes(const CacheMixArgs* given) {
-  const CacheMixArgs args = *given;
-  alignas(64) uint32_t zero[kPanel];
-  for (int n = 0; n < kPanel; ++n) {
-    zero[n] = static_cast<uint32_t>(args.mul) * static_cast<uint32_t>(args.colsum[n]);
-  }
-  for (int64_t r = 0; r < args.rows; ++r) {
-    float* __restrict out = args.out + r * args.stride;
-    const float factor = args.factor[r];
-    sums_of_row(65536.f, args.raw, args.add, args.rows, r, zero,
-                [&](int n, float sum) { out[n] = sum * factor; });
-  }
 }
 
 // softcap tanh(t / softcap), by tanh(u) = 1 - 2 / (exp(2 u) + 1).                           (K3)
@@ -100,9 +37,18 @@ template <typename F>
 inline void scores_of_panel(const CacheScoreArgs& args, int64_t r, int64_t panel,
                             const uint32_t* __restrict zero, const F& each) {
   const float* __restrict scale = args.key_scale + panel * kPanel;
+  const int32_t* __restrict high = args.raw + (panel * kBytes * args.rows + r) * kPanel;
+  const int32_t* __restrict low = high + args.rows * kPanel;
+  const uint32_t add_high = static_cast<uint32_t>(args.add[r]),
+                 add_low = static_cast<uint32_t>(args.add[args.rows + r]);
   const float row_scale = args.row_scale[r];
-  sums_of_row(32768.f, args.raw + panel * kBytes * args.rows * kPanel, args.add, args.rows, r, zero,
-              [&](int n, float sum) { each(n, sum * (row_scale * scale[n])); });
+  for (int n = 0; n < kPanel; ++n) {
+    const uint32_t h = static_cast<uint32_t>(high[n]) + add_high - zero[n];
+    const uint32_t l = static_cast<uint32_t>(low[n]) + add_low - zero[n];
+    const float sum = static_cast<float>(static_cast<int32_t>(h)) * 256.f +
+                      static_cast<float>(static_cast<int32_t>(l));
+    each(n, sum * (row_scale * scale[n]));
+  }
 }
 
 // Minimums, the softcap and the mask.

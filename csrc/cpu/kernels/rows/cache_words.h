@@ -59,10 +59,11 @@ inline Pairs pairs_of_keys(const uint8_t* codes, bool both) {
   return pairs_of(_mm_and_si128(a, nibble), _mm_and_si128(_mm_srli_epi16(a, 4), nibble));
 }
 
-// The row of sums of a row of words, of which the last half are 256 m + l: there the third bytes'.
-inline int64_t plane_row(const CacheFewArgs& args, int64_t word) {
-  const int64_t rows = args.rows / kBytes;
-  return word < rows ? word : rows + word;
+// Two rows of sums whose 256 high + low are these: what there is for bytes.
+inline void put_halves(__m256i sums, int32_t* high, int32_t* low) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(high), _mm256_srai_epi32(sums, 8));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(low),
+                      _mm256_and_si256(sums, _mm256_set1_epi32(255)));
 }
 
 template <int kRows, int kBits>
@@ -81,22 +82,24 @@ inline void words_by_keys(const CacheFewArgs& args, const uint8_t* codes, int64_
   }
 #pragma GCC unroll 4
   for (int r = 0; r < kRows; ++r) {
-    __m256i* to = reinterpret_cast<__m256i*>(out + plane_row(args, row + r) * kPanel);
-    _mm256_storeu_si256(to, s[r][0]);
-    _mm256_storeu_si256(to + 1, s[r][1]);
+    int32_t *high = out + (row + r) * kPanel, *low = high + args.rows / kBytes * kPanel;
+    put_halves(s[r][0], high, low);
+    put_halves(s[r][1], high + 8, low + 8);
   }
 }
 
-// The sums of h, zeros, and the sums of 256 m + l.
 inline void few_keys(const CacheFewArgs* args) {
-  const int64_t words = 2 * args->rows / kBytes;
+  const int64_t words = args->rows / kBytes;
   for (int64_t i = 0; i < args->count; ++i) {
     int32_t* out = args->out + i / 2 * args->rows * kPanel + i % 2 * kTokens;
     const uint8_t* codes = args->blocks[i];
-    for (int64_t r = 0; r < args->rows; ++r) {
-      __builtin_memset(out + r * kPanel, 0, kTokens * sizeof(int32_t));
+    if (codes == nullptr) {
+      for (int64_t r = 0; r < args->rows; ++r) {
+        __builtin_memset(out + r * kPanel, 0, kTokens * sizeof(int32_t));
+      }
+      continue;
     }
-    for (int64_t r = 0; r < words && codes != nullptr; r += kWordRows) {
+    for (int64_t r = 0; r < words; r += kWordRows) {
       by_rows(words - r, [&]<int kRows>() {
         args->bits == 8 ? words_by_keys<kRows, 8>(*args, codes, r, out)
                         : words_by_keys<kRows, 4>(*args, codes, r, out);
@@ -113,45 +116,45 @@ inline __m128i codes_of_values(const uint8_t* codes, int64_t count, bool upper) 
   return _mm_and_si128(upper ? _mm_srli_epi16(x, 4) : x, _mm_set1_epi8(15));
 }
 
-// s[r] += rows r, r + 1, ... times 16 features of the 16 tokens of a block, and colsum the codes.
+// Sums of up to four rows and, in the last row, of the codes.
+template <int kRows>
+using ValueSums = int32_t[kRows + 1][kMostWords + kTokens];
+
+// Adds rows row, row + 1, ... times 16 features of the 16 tokens of a block, which lie at `codes`,
+// to the sums from e on.
 template <int kRows, int kBits>
-inline void words_by_values(const CacheFewArgs& args, int64_t block, int64_t row, int64_t first,
-                            int64_t count, bool upper, int32_t (*sums)[kTokens], int32_t* colsum) {
+inline void words_by_values(const CacheFewArgs& args, const uint8_t* a, const uint8_t* codes,
+                            int64_t count, bool upper, int64_t e, ValueSums<kRows>& sums) {
   const int64_t bytes = args.features * kBits / 8;
-  const uint8_t* codes = args.blocks[block] + first;
-  const uint8_t* a = args.a + row * args.lda + 2 * block * kTokens;
-  __m256i s[kRows][2], c[2];
-  __builtin_memcpy(s, sums, sizeof(s));
-  __builtin_memcpy(c, colsum, sizeof(c));
   const __m256i ones = _mm256_set1_epi16(1);
+  __m256i s[kRows + 1][2];
+#pragma GCC unroll 5
+  for (int r = 0; r <= kRows; ++r) __builtin_memcpy(s[r], sums[r] + e, sizeof(s[r]));
   for (int n = 0; n < kTokens; n += 2, codes += 2 * bytes, a += 4) {
-    fetch_ahead(codes);
     const Pairs pairs = pairs_of(codes_of_values<kBits>(codes, count, upper),
                                  codes_of_values<kBits>(codes + bytes, count, upper));
-    c[0] = _mm256_add_epi32(c[0], _mm256_madd_epi16(pairs.first, ones));
-    c[1] = _mm256_add_epi32(c[1], _mm256_madd_epi16(pairs.second, ones));
 #pragma GCC unroll 4
     for (int r = 0; r < kRows; ++r) {
       s[r][0] = add_products(s[r][0], pairs.first, a + r * args.lda);
       s[r][1] = add_products(s[r][1], pairs.second, a + r * args.lda);
     }
+    s[kRows][0] = _mm256_add_epi32(s[kRows][0], _mm256_madd_epi16(pairs.first, ones));
+    s[kRows][1] = _mm256_add_epi32(s[kRows][1], _mm256_madd_epi16(pairs.second, ones));
   }
-  __builtin_memcpy(sums, s, sizeof(s));
-  __builtin_memcpy(colsum, c, sizeof(c));
+#pragma GCC unroll 5
+  for (int r = 0; r <= kRows; ++r) __builtin_memcpy(sums[r] + e, s[r], sizeof(s[r]));
 }
 
-// Sums of h, or those of (256 m + l - 2^15) c plus 2^15 times those of c, as 256 M + L.
-inline void put_words(const CacheFewArgs& args, int64_t word, int64_t first, int64_t count,
-                      const int32_t* sums, const int32_t* colsum) {
-  const int64_t rows = args.rows / kBytes;
-  for (int64_t i = 0; i < count; ++i) {
-    const int64_t e = first + i;
-    int32_t* out = args.out + (e / kPanel * args.rows + word) * kPanel + e % kPanel;
-    if (word < rows) {
-      *out = sums[i];
-    } else {
-      *out = 128 * colsum[i] + (sums[i] >> 8);
-      out[rows * kPanel] = sums[i] & 255;
+// The sums of P - 2^15, to which 2^15 times those of the codes are added, as 256 high + low.
+inline void put_words(const CacheFewArgs& args, int64_t word, const int32_t* sums,
+                      const int32_t* colsum) {
+  for (int64_t e = 0; e < args.features; e += kPanel) {
+    int32_t* __restrict high = args.out + (e / kPanel * args.rows + word) * kPanel;
+    int32_t* __restrict low = high + args.rows / kBytes * kPanel;
+    const int64_t count = args.features - e < kPanel ? args.features - e : kPanel;
+    for (int64_t i = 0; i < count; ++i) {
+      high[i] = 128 * colsum[e + i] + (sums[e + i] >> 8);
+      low[i] = sums[e + i] & 255;
     }
   }
 }
@@ -159,23 +162,25 @@ inline void put_words(const CacheFewArgs& args, int64_t word, int64_t first, int
 template <int kRows, int kBits>
 inline void few_values_of(const CacheFewArgs& args, int64_t row) {
   const int64_t bytes = args.features * kBits / 8;
-  for (int64_t first = 0; first < bytes; first += kTokens) {
-    const int64_t count = bytes - first < kTokens ? bytes - first : kTokens;
-    for (int half = 0; half < (kBits == 8 ? 1 : 2); ++half) {
-      alignas(32) int32_t sums[kRows][kTokens] = {}, colsum[kTokens] = {};
-      for (int64_t i = 0; i < args.count; ++i) {
-        if (args.blocks[i] == nullptr) continue;
-        words_by_values<kRows, kBits>(args, i, row, first, count, half == 1, sums, colsum);
-      }
-      for (int r = 0; r < kRows; ++r) {
-        put_words(args, row + r, half * bytes + first, count, sums[r], colsum);
+  alignas(32) ValueSums<kRows> sums;
+  for (auto& each : sums) __builtin_memset(each, 0, (args.features + kTokens) * sizeof(int32_t));
+  for (int64_t i = 0; i < args.count; ++i) {
+    const uint8_t *codes = args.blocks[i], *a = args.a + row * args.lda + 2 * i * kTokens;
+    if (codes == nullptr) continue;
+    for (int64_t at = 0; at < kTokens * bytes; at += 64) fetch_ahead(codes + at);
+    for (int64_t first = 0; first < bytes; first += kTokens) {
+      const int64_t count = bytes - first < kTokens ? bytes - first : kTokens;
+      for (int half = 0; half < (kBits == 8 ? 1 : 2); ++half) {
+        words_by_values<kRows, kBits>(args, a, codes + first, count, half == 1,
+                                      half * bytes + first, sums);
       }
     }
   }
+  for (int r = 0; r < kRows; ++r) put_words(args, row + r, sums[r], sums[kRows]);
 }
 
 inline void few_values(const CacheFewArgs* args) {
-  const int64_t words = 2 * args->rows / kBytes;
+  const int64_t words = args->rows / kBytes;
   for (int64_t r = 0; r < words; r += kWordRows) {
     by_rows(words - r, [&]<int kRows>() {
       args->bits == 8 ? few_values_of<kRows, 8>(*args, r) : few_values_of<kRows, 4>(*args, r);

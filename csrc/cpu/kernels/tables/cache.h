@@ -43,9 +43,9 @@ struct CacheFewArgs {
   int32_t *out, *sums;
 };
 
-// What there is of that, for up to `rows` rows, three of each query; 0 where there is nothing.
-// Words: a has two rows of 16 bits instead, `lda` in bytes: h, then 256 m + l, of probabilities
-// less 2^15, features in whole pairs. D is at most kMostWords.
+// What there is of that, for up to `rows` rows, two of each query; 0 where there is nothing.
+// Words: a has one row of 16 bits of each query instead, `lda` in bytes: 256 h + l, of
+// probabilities less 2^15, features in whole pairs. D and E are at most kMostWords.
 inline constexpr int64_t kMostWords = 512;  // features of which a sum of 32 bits holds the products
 struct CacheFewKernels {
   int rows = 0;
@@ -62,45 +62,24 @@ struct CacheScalesArgs {
   float *key_scale, *key_minimum, *value_scale, *value_minimum;
 };
 
-// Bytes of the numbers of which queries and probabilities are made, each a row of a product.
-inline constexpr int kBytes = 3;
+// Bytes of the numbers of 16 bits that queries and probabilities become, each a row of a product.
+inline constexpr int kBytes = 2;
 
-// A row of queries -> codes c = 2^15 h + 256 m + l of 22 bits, its bytes h, m, l plus `offset`.
+// A row of queries -> codes c = 256 h + l, h and l signed bytes plus `offset`.
 struct CacheQueryArgs {
   const float* q;
   int64_t features;
   float inverse;  // of the scale
   uint8_t offset;
-  uint8_t* bytes[kBytes];
-};
-
-// Probabilities u * factor -> P = 2^16 h + 256 m + l of 22 bits, its unsigned bytes plus `offset`.
-struct CacheBytesArgs {
-  const float* u;
-  int64_t width;
-  float factor;
-  uint8_t offset;
-  uint8_t* bytes[kBytes];
-};
-
-// A panel of outputs, from the tiles of the bytes of probabilities: out[r * stride + n], n < 32.
-struct CacheMixArgs {
-  const int32_t* raw;  // [3][rows][32]
-  int64_t rows;
-  const int32_t* add;  // [3][rows]
-  int32_t mul;
-  const int32_t* colsum;  // [32]
-  const float* factor;    // [rows]
-  float* out;
-  int64_t stride;
+  uint8_t *high, *low;
 };
 
 // Panels of scores: out[r * stride + n], n counted through all of them, from the tiles of the
-// bytes of the queries, raw[panel][3][rows][32]. (K3)
+// bytes of the queries, raw[panel][2][rows][32]. (K3)
 struct CacheScoreArgs {
   const int32_t* raw;
   int64_t rows, panels;
-  const int32_t* add;  // [3][rows]
+  const int32_t* add;  // [2][rows]
   int32_t mul;
   const int32_t* colsum;     // [32 panels]
   const float* row_scale;    // [rows]
@@ -145,8 +124,6 @@ struct CacheKernels {
   void (*scales)(const CacheScalesArgs* args);
   int32_t (*query)(const CacheQueryArgs* args);  // the sum of the codes
   void (*score)(const CacheScoreArgs* args);
-  void (*bytes)(const CacheBytesArgs* args);
-  void (*mix)(const CacheMixArgs* args);
   void (*merge)(const CacheMergeArgs* args);
   // Codes 0..15 of n numbers that are at least `minimum`.
   void (*nibbles)(const float* x, int64_t n, float minimum, float inverse, uint8_t* codes);
