@@ -16,16 +16,21 @@ from unittest.mock import patch
 
 import torch
 from torch import Tensor
+from transformers.models.gemma2 import modeling_gemma2
 
 from qfx.ops.kv_cache import kv_empty
 
 _float = torch.nn.functional.scaled_dot_product_attention
+_float_capped = modeling_gemma2.eager_attention_forward
 ops = torch.ops.qfx
 
 
 def _coded(k: Tensor, v: Tensor) -> tuple[Tensor, ...] | None:
     """Returns the cache that keys and values were read from: writing them gives its codes again,
-    and scales to within float rounding. Returns None if they are from no cache."""
+    and scales to within float rounding. Returns None if they are from no cache, and for graphs that
+    are captured."""
+    if torch.compiler.is_compiling() or k.dtype != torch.float32 or k.shape != v.shape:
+        return None
     batch, heads, length, d = k.shape
     for bits in product((8, 4), repeat=2):
         cache = kv_empty(batch, heads, length, d, *bits)
@@ -48,19 +53,35 @@ def _attend(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
+    """Replaces scaled_dot_product_attention."""
     how: dict[str, Any] = {"scale": scale, "enable_gqa": enable_gqa}
-    cache = _coded(k, v) if k.dtype == torch.float32 and k.shape == v.shape else None
+    cache = _coded(k, v)
     if cache is None:
         return _float(q, k, v, attn_mask, dropout_p, is_causal, **how)
-    length, mask = k.shape[2], attn_mask
     if is_causal:
-        mask = torch.ones(q.shape[2], length, dtype=torch.bool).tril()[None, None]
-    rest = (mask, q.shape[-1] ** -0.5 if scale is None else scale, length, torch.float32)
+        attn_mask = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool).tril()[None, None]
+    rest = (attn_mask, q.shape[-1] ** -0.5 if scale is None else scale, k.shape[2], q.dtype)
     y: Tensor = ops.kv_attention(q, *cache, *rest)
     return y
 
 
+def _attend_capped(
+    module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **how: Any
+) -> tuple[Tensor, Tensor | None]:
+    """Replaces the attention of Gemma 2, whose scores have a softcap."""
+    cache = _coded(k, v)
+    if cache is None:
+        return _float_capped(module, q, k, v, mask, **how)
+    rest = (mask, how["scaling"], k.shape[2], q.dtype, None, how["softcap"])
+    return ops.kv_attention(q, *cache, *rest).transpose(1, 2).contiguous(), None
+
+
 @contextmanager
 def reading_codes() -> Iterator[None]:
-    with patch.object(torch.nn.functional, "scaled_dot_product_attention", _attend):
+    """Replaces the attention of modules inside the `with` block. Attention that a model writes out
+    itself stays."""
+    with (
+        patch.object(torch.nn.functional, "scaled_dot_product_attention", _attend),
+        patch.object(modeling_gemma2, "eager_attention_forward", _attend_capped),
+    ):
         yield
