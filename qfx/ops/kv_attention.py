@@ -33,7 +33,7 @@ def kv_attention(
 ) -> Tensor:
     """Computes softmax(cap(q k^T scale) + mask) v for q [B, Hq, T, D] and the first `length` tokens
     of a cache, where Hq is a multiple of its H heads -> out_dtype [B, Hq, T, E]. The reference is
-    exact, then rounded; operators are within the bound of (K6).
+    exact, then rounded; operators are within the bound of (K6). Scales are those of (K1).
 
     cap(t) is softcap tanh(t / softcap), or t if `softcap` is 0. `mask` is bool or float32 and
     broadcasts to [B, Hq, T, length]: (A1). A row that sees no key is 0. Whole blocks of 64 tokens
