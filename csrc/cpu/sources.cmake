@@ -29,19 +29,25 @@ set(QFX_CPU_SOURCES
   gemm/group_product.cpp
   gemm/group_rows.cpp
   gemm/k_parts.cpp
+  gemm/experts.cpp
+  gemm/gate.cpp
   gemm/linear.cpp
+  gemm/linear_job.cpp
   gemm/lowbit.cpp
   gemm/lowbit_float_product.cpp
   gemm/lowbit_product.cpp
+  gemm/meetings.cpp
   gemm/pack.cpp
   gemm/pack_floats.cpp
   gemm/passage.cpp
   gemm/product.cpp
   gemm/quantize.cpp
   gemm/strips.cpp
+  gemm/tasks.cpp
   gemm/timing.cpp
   gemm/tuning.cpp
   gemm/weight.cpp
+  gemm/whole_product.cpp
   gemm/integrity.cpp
   kernels/dispatch.cpp
   kernels/ref.cpp
@@ -64,6 +70,7 @@ set(QFX_CPU_OPERATORS
   ops/binary.cpp
   ops/bmm.cpp
   ops/dequantize.cpp
+  ops/experts.cpp
   ops/guard.cpp
   ops/guard_counts.cpp
   ops/kv_cache.cpp

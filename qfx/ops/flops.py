@@ -15,6 +15,7 @@ ops = torch.ops.qfx
 _BY_WEIGHT = (
     ops.linear,
     ops.linear_dynamic,
+    ops.linear_experts,
     ops.linear_float,
     ops.linear_guarded,
     ops.linear_requantize,
@@ -35,6 +36,15 @@ def _linear(x: Tensor, *_: Any, out_val: Any = None, **__: Any) -> int:
 @register_flop_formula(ops.linears, get_raw=True)
 def _linears(x: Tensor, *_: Any, out_val: Sequence[Tensor] = (), **__: Any) -> int:
     return sum(2 * y.numel() * x.shape[-1] for y in out_val)
+
+
+@register_flop_formula(ops.experts, get_raw=True)
+def _experts(x: Tensor, expert: Tensor, *given: Any, **__: Any) -> int:
+    """Counts both products of each slot of each token, experts that do not exist included."""
+    up, down = (given[_place(ops.experts, name) - 2][0] for name in ("up_layout", "down_layout"))
+    gate = given[_place(ops.experts, "gate") - 2]
+    hidden = up if gate == "none" else up // 2
+    return 2 * expert.numel() * (up * x.shape[-1] + down * hidden)
 
 
 @register_flop_formula((ops.int8_bmm, ops.int8_bmm_dynamic), get_raw=True)

@@ -16,6 +16,7 @@ from torch import Tensor
 from qfx.graph.activations import ACTIVATIONS
 from qfx.ops import REFERENCES
 from qfx.ops.code import Code
+from qfx.ops.experts import stack_packed
 from qfx.ops.guard import relative_bound
 from qfx.ops.header import MINIMUMS, NONE, ZERO_POINTS
 from qfx.ops.kv_blocks import TOKENS
@@ -208,6 +209,41 @@ def _several(row: Row, g: torch.Generator) -> tuple[Any, ...]:
     activations = [row.activation, "relu", "none"]
     end = (row.code, activations, row.out_dtype, _factor(row, g))
     return (x, [weight for weight, _ in packed], layouts, biases, *end)
+
+
+EXPERTS = 4
+
+
+def _stack(row: Row, g: torch.Generator, bias: bool = True) -> tuple[Any, ...]:
+    """Makes packed weights of several experts, their layout, and their biases."""
+    packed = stack_packed((_packed(row, g)[0] for _ in range(EXPERTS)), EXPERTS)
+    biases = torch.randn(EXPERTS, row.n, generator=g).to(row.dtype) if row.bias and bias else None
+    return packed, list(row.layout), biases
+
+
+def _sorted_rows(row: Row, g: torch.Generator) -> tuple[Any, ...]:
+    """Makes rows sorted by expert: the second has none, and some rows belong to no expert."""
+    x = torch.randn(math.prod(row.leading), row.k, generator=g).to(row.dtype)
+    (packed, layout, bias), rows = _stack(row, g), x.shape[0]
+    ends = torch.tensor([rows // 3, rows // 3, rows - rows // 4, rows - rows // 8])
+    end = (bias, row.code, row.activation, row.out_dtype, _factor(row, g))
+    return (x, packed, layout, ends.int(), *end)
+
+
+def _experts(row: Row, g: torch.Generator) -> tuple[Any, ...]:
+    """Makes a block whose hidden size is the row's n, as is that of the output: with a gate whose
+    kind depends on n. One of the experts that tokens go to does not exist."""
+    tokens = math.prod(row.leading)
+    gate = ("none", "halves", "interleaved")[row.n % 3]
+    x = torch.randn(tokens, row.k, generator=g).to(row.dtype)
+    expert = torch.randint(EXPERTS + 1, (tokens, 2), generator=g)
+    routing = torch.rand(tokens, 2, generator=g).to(row.dtype)
+    up = _stack(replace(row, n=row.n if gate == "none" else 2 * row.n), g)
+    down = _stack(replace(row, k=row.n), g)
+    inner = [*row.code[:2], 0, *row.code[3:4], row.rotation if row.n % 64 == 0 else 0]
+    clip = (0.5, 1.0) if gate == "interleaved" else (0.0, 0.0)
+    end = (row.code, inner, row.activation, gate, row.out_dtype, *clip)
+    return (x, expert, routing, *up, *down, *end)
 
 
 def _float(row: Row, g: torch.Generator) -> tuple[Any, ...]:
@@ -412,6 +448,8 @@ BUILDERS: dict[str, Callable[[Row, torch.Generator], tuple[Any, ...]]] = {
     "linear": _linear,
     "linear_dynamic": _dynamic,
     "linears": _several,
+    "linear_experts": _sorted_rows,
+    "experts": _experts,
     "linear_float": _float,
     "linear_requantize": _requantize,
     "linear_ste": _ste,
@@ -434,7 +472,16 @@ _LAYOUTS = (_OF_ROWS, _SHIFTED, _LOW_BIT)
 # The variants of an operator: its rows are repeated for each of them.
 VARIANTS: dict[str, tuple[dict[str, Any], ...]] = {
     **dict.fromkeys(
-        ("pack_weight", "unpack_weight", "linear", "linear_dynamic", "linears", "linear_ste"),
+        (
+            "pack_weight",
+            "unpack_weight",
+            "linear",
+            "linear_dynamic",
+            "linears",
+            "linear_experts",
+            "experts",
+            "linear_ste",
+        ),
         _LAYOUTS,
     ),
     "cut_weight": (_OF_ROWS, _SHIFTED, _LOW_BIT, {**_LOW_BIT, "symmetric": True}),
@@ -460,7 +507,10 @@ def _is_one(fields: dict[str, Any]) -> bool:
     return not (fields.get("given") == "seed" and fields.get("rotation"))
 
 
-_TRANSFORMED = ("rotate", "quantize", "linear_dynamic", "linears", "linear_ste", "linear_guarded")
+_TRANSFORMED = (
+    "rotate", "quantize", "linear_dynamic", "linears", "linear_experts", "linear_ste",
+    "linear_guarded",
+)  # fmt: skip
 _SHAPES = (
     {"leading": (1,), "k": 16, "n": 32},
     {"leading": (13,), "k": 65, "n": 31},
@@ -478,10 +528,13 @@ _ARRANGING = (
     "linear_guarded", "binary_mm", "binary_linear",
 )  # fmt: skip
 _QUANTIZED = (
-    "quantize", "fake_quantize", "linear_dynamic", "linears", "int8_bmm_dynamic", "linear_guarded",
+    "quantize", "fake_quantize", "linear_dynamic", "linears", "linear_experts", "experts",
+    "int8_bmm_dynamic", "linear_guarded",
 )  # fmt: skip
 _ROWWISE = (*_QUANTIZED, "dequantize", "int8_mm", "int8_bmm", "linear")
-_FLOAT_OUT = ("dequantize", "linear", "linear_dynamic", "linear_float", "binary_linear")
+_FLOAT_OUT = (
+    "dequantize", "linear", "linear_dynamic", "linear_experts", "linear_float", "binary_linear",
+)  # fmt: skip
 _TYPES = (torch.float32, torch.bfloat16, torch.float16)
 # Enough work in every operator, including packing, to be divided among threads.
 THREADED = [
@@ -548,6 +601,8 @@ ROWS += [
         ("linear_dynamic", {}),
         ("linear_dynamic", {"x_groups": True, "bits": 5}),
         ("linears", {"x_groups": True, "bits": 5}),
+        ("linear_experts", {"x_groups": True}),
+        ("experts", {"x_groups": True, "bits": 5}),
         ("linear_guarded", {}),
         ("linear_guarded", {"x_groups": True, "w_rows": True}),
     )
@@ -583,6 +638,9 @@ ROWS += [
     Row(op, (m,), k, n, symmetric=m % 2 == 0, group=group, w_bits=bits, shift=shift, **more)  # type: ignore[arg-type]
     for op, more in (
         ("linear", {}),
+        ("linear_experts", {}),
+        ("experts", {}),
+        ("experts", {"x_groups": True}),
         ("linear", {"x_groups": True}),
         ("linear_dynamic", {"bits": 5}),
         ("linear_dynamic", {"x_groups": True, "bias": False}),

@@ -12,8 +12,12 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 import qfx
+from qfx.ops.code import Code
+from qfx.ops.experts import stack_packed
+from qfx.ops.layout import Layout
 from qfx.ops.legacy_operators import NAMES
 from tests.lib.pairs import every
+from tests.lib.several import Weights
 
 M, K, N = 5, 64, 48
 INSIDE = ("value_linear", "weight_only_linear")  # called by operators that are counted
@@ -74,10 +78,27 @@ def test_several_linears_and_attentions_are_counted() -> None:
     assert counted(ops.attention_append, q, past, new, past, new, *given) == expected
 
 
+def test_experts_are_counted() -> None:
+    """Each slot of each token is two products, the first with twice the columns for a gate."""
+    for gate, hidden in (("halves", 32), ("none", 64)):
+        of = [Weights(0, k) for k in (K, hidden)]
+        stacks = [
+            (stack_packed([one.int8(n).packed for _ in range(3)], 3), [*Layout(n)], None)
+            for one, n in zip(of, (64, N), strict=True)
+        ]
+        expert = torch.tensor([[0, 1], [2, 0], [1, 2]])
+        call = (torch.randn(3, K), expert, torch.rand(3, 2), *stacks[0], *stacks[1])
+        code = [*Code()]
+        end = (code, code, "silu", gate, torch.float32)
+        assert counted(ops.experts, *call, *end) == 2 * 6 * (64 * K + hidden * N)
+
+
 def test_each_operator_that_multiplies_has_a_formula() -> None:
     names = torch._C._dispatch_get_all_op_names()
     ours = {n.removeprefix("qfx::").split(".")[0] for n in names if n.startswith("qfx::")}
-    products = {n for n in ours if any(w in n for w in ("linear", "mm", "attention"))} - {
+    products = {
+        n for n in ours if any(w in n for w in ("linear", "mm", "attention", "experts"))
+    } - {
         *NAMES,
         *INSIDE,
     }

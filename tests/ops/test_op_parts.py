@@ -34,7 +34,9 @@ OPS = sorted(
     }
     - {*PYTHONS}
 )
-FLOAT_OUT = ("dequantize", "linear", "linear_dynamic", "linear_float", "binary_linear")
+FLOAT_OUT = (
+    "dequantize", "linear", "linear_dynamic", "linear_experts", "linear_float", "binary_linear",
+)  # fmt: skip
 INTEGERS_OUT = ("binary_pack", "binary_mm", "pack_weight")  # autograd takes these for constants
 WITHOUT_GRADIENT = (
     "quantize",
@@ -47,6 +49,7 @@ WITHOUT_GRADIENT = (
     "kv_attention",
     "int8_bmm_dynamic",
     "linears",
+    "experts",
     "linear_requantize",
     "linear_guarded",
     *FLOAT_OUT,
@@ -62,6 +65,10 @@ WITHOUT_CUDA = {
         "codes lie as the CPU's loops read them, 16 keys side by side; on CUDA a cache stays float",
     ),
     "linears": "on CUDA codes are Inductor's, or one launch whose codes each `linear` reads",
+    **dict.fromkeys(
+        ("linear_experts", "experts"),
+        "experts stay float on CUDA, where their rows are known on the device alone",
+    ),
     "cut_weight": "weights are cut on the CPU, before they move to a GPU",
     "linear_guarded": "the guard falls back by row, which the host would have to wait for",
 }

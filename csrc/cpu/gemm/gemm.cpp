@@ -4,8 +4,8 @@
 
 #include "cpu/core/parallel.h"
 #include "cpu/gemm/k_parts.h"
-#include "cpu/gemm/passage.h"
-#include "cpu/gemm/strips.h"
+#include "cpu/gemm/tasks.h"
+#include "cpu/gemm/whole_product.h"
 
 namespace qfx::cpu {
 namespace {
@@ -17,97 +17,13 @@ int64_t block_rows(const Format& format, const Tuning& tuning, int64_t rows) {
   return even_part(rows, tuning.block_rows, format.tile_rows);
 }
 
-// Whole products, handed to a sink.
-class Products final : public PanelWork {
- public:
-  Products(const Rows& rows, const PackedWeight& w, const TileSink& sink)
-      : rows_(rows), w_(w), sink_(sink), strips_(strips_for(rows, w, sink)) {}
-
-  void run(const RowBlock& block, int64_t p) const override {
-    if (in_strips(block)) return run_all(block, p, p + 1);
-    finish();
-    run_panel(rows_, w_, block, p, sums_for(block.rows() + kMaxTileRows), sink_);
-  }
-
-  void run_all(const RowBlock& block, int64_t p, int64_t end) const override {
-    if (in_strips(block)) {
-      int32_t* sums = sums_for(block.rows() + kMaxTileRows);
-      return run_strips({rows_, w_, sink_, *strips_}, block, p, end, sums);
-    }
-    const Passage how = passage_of(rows_, w_, block.rows());
-    const bool few = strips_ == nullptr && how.streams && block.rows() <= how.height;
-    if (!few) return PanelWork::run_all(block, p, end);
-    const int64_t most = panels_at_once(block.rows()), size = block.rows() * kPanel;
-    for (int64_t next; p < end; p = next) {
-      next = std::min(p + most, end);
-      int32_t* sums = sums_for(most * block.rows());
-      sink_.fetch_panels(p, next);
-      for (int64_t q = p; q < next; ++q) {
-        multiply_few(rows_, w_, block, q, how, sums + (q - p) * size);
-      }
-      for (int64_t q = p; q < next; ++q, sums += size) store(block, q, sums);
-    }
-  }
-
-  void finish() const override {
-    if (strips_ != nullptr) finish_strips(*strips_);
-  }
-
-  void run_pair(const RowBlock& block, int64_t p, int64_t q) const override {
-    const int64_t count = block.rows();
-    int32_t* sums = sums_for(2 * count);
-    if (strips_ != nullptr && count <= strips_->least_rows) {
-      return run_strip_pair({rows_, w_, sink_, *strips_}, block, p, q, sums);
-    }
-    multiply_pair(rows_, w_, block, p, q, sums);
-    store(block, p, sums);
-    store(block, q, sums + count * kPanel);
-  }
-
- private:
-  bool in_strips(const RowBlock& block) const {
-    return strips_ != nullptr && block.rows() > strips_->least_rows;
-  }
-
-  void store(const RowBlock& block, int64_t p, const int32_t* sums) const {
-    Panel columns;
-    sink_.load_panel(p, &columns);
-    sink_.tile(sums, block.begin, static_cast<int>(block.rows()), p, columns);
-  }
-
-  static int32_t* sums_for(int64_t rows) {
-    thread_local Scratch scratch;
-    return scratch.get<int32_t>(rows * kPanel);
-  }
-
-  const Rows& rows_;
-  const PackedWeight& w_;
-  const TileSink& sink_;
-  const Strips* strips_;
-};
-
-// Whether panels in pairs are for a block of so many rows.
-bool in_pairs(const Rows& rows, int64_t count) {
-  const Tuning& tuning = rows.tuning;
-  return tuning.streams > 1 && count <= tuning.stream_rows && count <= rows.format->pairs.rows;
-}
-
-// A pair is of a panel in the first half and one in the second, so that each half is a stream.
-void run_task(const Task& task, bool pairs, const PanelWork& work) {
-  int64_t p = task.panel_begin;
-  const int64_t half = pairs ? (task.panel_end - p) / 2 : 0, second = p + half;
-  for (int64_t i = 0; i < half; ++i) work.run_pair(task.block, p + i, second + i);
-  work.run_all(task.block, p + 2 * half, task.panel_end);
-  work.finish();
-}
-
 // A task whose panels are those of the weights in their order.
-void run_task(const Task& task, bool pairs, std::span<const Columns> all) {
+void run_task(const Rows& rows, const Task& task, std::span<const Columns> all) {
   int64_t first = 0;
   for (const Columns& each : all) {
     const int64_t begin = std::max<int64_t>(task.panel_begin - first, 0);
     const int64_t end = std::min(task.panel_end - first, each.w.panels());
-    if (begin < end) run_task({task.product, task.block, begin, end}, pairs, each.work);
+    if (begin < end) run_task(rows, {task.product, task.block, begin, end}, each.work);
     first += each.w.panels();
   }
 }
@@ -129,10 +45,6 @@ int64_t threads_of(const RowSource& from, int64_t n, int64_t k) {
   return threads_for(from.work() + work_of(rows.tuning, rows.count * n * std::max<int64_t>(k, 1)));
 }
 
-Extent extent_of(const Rows& rows, int64_t panels) {
-  return {1, rows.count, panels, rows.format->tile_rows, most_rows(rows)};
-}
-
 // Whether the products were better computed in parts of K, and are.
 bool multiplied_in_parts(const RowSource& from, std::span<const Product> products) {
   const auto [n, panels] = outputs_of(products);
@@ -141,26 +53,6 @@ bool multiplied_in_parts(const RowSource& from, std::span<const Product> product
   const int64_t parts = k_parts_of(extent_of(from.rows, panels), k, threads);
   if (parts > 1) gemm_in_parts(from, products, parts, threads);
   return parts > 1;
-}
-
-// On one thread each block is filled right before its products, so that its codes are in cache.
-template <typename F>
-void run_alone(const RowSource& from, int64_t panels, const F& run) {
-  const Rows& rows = from.rows;
-  const struct Released {  // whatever filling throws
-    const Format& format;
-    ~Released() { release(format); }
-  } end = {*rows.format};
-  grid_of(extent_of(rows, panels), 1).for_each_task(0, [&](const Task& task) {
-    from.fill(task.block.begin, task.block.end);
-    run(task);
-  });
-}
-
-// Rows that a thread fills at a time: few enough that each of them gets some.
-int64_t rows_of_part(int64_t rows, int64_t threads) {
-  constexpr int64_t kMost = 8;  // which a source may work on side by side
-  return std::clamp<int64_t>(rows / (2 * threads), 1, kMost);
 }
 
 // An odd number of cache lines, or the rows of a tile would share cache sets.
@@ -213,9 +105,7 @@ void for_each_panel(const RowSource& from, std::span<const Columns> all) {
   const Outputs outputs = outputs_of(all);
   if (rows.count == 0 || outputs.n == 0) return;
   const int64_t threads = threads_of(from, outputs.n, all[0].w.k);
-  const auto run = [&](const Task& task) {
-    run_task(task, in_pairs(rows, task.block.rows()), all);
-  };
+  const auto run = [&](const Task& task) { run_task(rows, task, all); };
   if (threads == 1) return run_alone(from, outputs.panels, run);
   const Grid grid = grid_of(extent_of(rows, outputs.panels), threads);
   in_two_steps(
@@ -230,14 +120,14 @@ void for_each_panel(const RowSource& from, std::span<const Columns> all) {
 void gemm(const RowSource& from, const PackedWeight& w, const TileSink& sink) {
   const Product product = {w, sink};
   if (multiplied_in_parts(from, {&product, 1})) return;
-  const Products work(from.rows, w, sink);
+  const WholeProduct work(from.rows, w, sink);
   const Columns all[] = {{w, work}};
   for_each_panel(from, all);
 }
 
 void gemm(const RowSource& from, std::span<const Product> products) {
   if (multiplied_in_parts(from, products)) return;
-  std::vector<Products> works;
+  std::vector<WholeProduct> works;
   std::vector<Columns> all;
   works.reserve(products.size());
   for (const Product& each : products) {
@@ -267,8 +157,7 @@ void gemm(const std::vector<Pairing>& batch, int64_t threads) {
       [&](int64_t share) {
         grid.for_each_task(share, [&](const Task& task) {
           const auto& [from, packed, sink] = batch[task.product];
-          const Products work(from.rows, packed.weight, sink);
-          run_task(task, in_pairs(from.rows, task.block.rows()), work);
+          run_task(from.rows, task, WholeProduct(from.rows, packed.weight, sink));
         });
         release(*rows.format);
       });

@@ -44,11 +44,16 @@ class GroupedProduct final : public PanelWork {
  private:
   const Kernels& kernels_;
   const GroupedRows& rows_;
-  const GroupedLinear& linear_;
+  const GroupedLinear linear_;
   int64_t first_;
 };
 
 }  // namespace
+
+std::unique_ptr<PanelWork> grouped_work(const Kernels& kernels, const GroupedRows& rows,
+                                        const GroupedLinear& linear, int64_t first) {
+  return std::make_unique<GroupedProduct>(kernels, rows, linear, first);
+}
 
 void grouped_linears(const Kernels& kernels, const GroupedRows& rows,
                      std::span<const GroupedLinear> all, int64_t first) {

@@ -2,6 +2,7 @@
 // zero points, of their own. (E3)
 #pragma once
 
+#include <memory>
 #include <span>
 
 #include "cpu/gemm/group_rows.h"
@@ -14,7 +15,12 @@ struct GroupedLinear {
   FloatOutput to;
 };
 
-// to.data[first + m][n] = act(sum_g ... + bias[n]) of the rows, for each: weights of one K, and of
+// What is to be done with the panels of a weight: to.data[first + m][n] = act(sum_g ... + bias[n])
+// of the rows, which must outlive it.
+std::unique_ptr<PanelWork> grouped_work(const Kernels& kernels, const GroupedRows& rows,
+                                        const GroupedLinear& linear, int64_t first);
+
+// The same for each: weights of one K, and of
 // groups of one length.
 void grouped_linears(const Kernels& kernels, const GroupedRows& rows,
                      std::span<const GroupedLinear> all, int64_t first);

@@ -48,20 +48,24 @@ bool any(const RowValues<int32_t>& values, int64_t rows, int64_t groups) {
   return false;
 }
 
+GroupedMemory& grouped_memory() {
+  thread_local GroupedMemory memory;
+  return memory;
+}
+
 GroupedRows::GroupedRows(const Format& format, const PackedWeight& w, int64_t count, bool zeros,
-                         bool with_zeros)
-    : RowSource(make_rows(with_groups(format, w), count, w, rows_memory())),
+                         bool with_zeros, GroupedMemory& memory)
+    : RowSource(make_rows(with_groups(format, w), count, w, memory.rows)),
       w(w),
       with_zeros(with_zeros),
       tiles(w.group <= kLongestPaired ? rows.format->groups : nullptr),
       whole_rows_(rows.format->bytes_per_code == 1) {
-  thread_local Scratch integers, floats;
   const int64_t size = w.groups() * count;
-  add = integers.get<int32_t>(4 * size);
+  add = memory.integers.get<int32_t>(4 * size);
   mul = add + size;
   sum = mul + size;
   pair = tiles != nullptr && (zeros || with_zeros) ? sum + size : nullptr;
-  scale = floats.get<float>(size);
+  scale = memory.floats.get<float>(size);
   if (whole_rows_) std::fill_n(add, size, 0);
 }
 
@@ -93,20 +97,25 @@ int64_t GroupedRows::work() const { return rows.count * w.k * kStepsPerElement; 
 
 GroupedCodes::GroupedCodes(const Format& format, const PackedWeight& w, const int8_t* q,
                            const RowValues<float>& scales, const RowValues<int32_t>& zero_points,
-                           int64_t count, bool with_zeros)
-    : GroupedRows(format, w, count, any(zero_points, count, w.groups()), with_zeros),
+                           int64_t count, bool with_zeros, const int32_t* order,
+                           GroupedMemory& memory)
+    : GroupedRows(format, w, count, any(zero_points, count, w.groups()), with_zeros, memory),
       q(q),
       scales(scales),
-      zero_points(zero_points) {}
+      zero_points(zero_points),
+      order(order) {}
 
 void GroupedCodes::fill(int64_t begin, int64_t end) const {
-  for (int64_t m = begin; m < end; ++m) arrange(q + m * w.k, scales, zero_points, m);
+  for (int64_t m = begin; m < end; ++m) {
+    arrange(q + (order == nullptr ? m : order[m]) * w.k, scales, zero_points, m);
+  }
 }
 
 GroupedFloats::GroupedFloats(const Kernels& kernels, const Format& format, const PackedWeight& w,
                              const FloatMatrix& x, const CodeSpec& spec, bool by_group,
-                             const TensorCode* shared, bool with_zeros, double* sizes)
-    : GroupedRows(format, w, x.rows, !spec.symmetric, with_zeros),
+                             const TensorCode* shared, bool with_zeros, double* sizes,
+                             GroupedMemory& memory)
+    : GroupedRows(format, w, x.rows, !spec.symmetric, with_zeros, memory),
       kernels(kernels),
       x(x),
       spec(spec),

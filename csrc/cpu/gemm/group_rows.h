@@ -15,7 +15,16 @@ struct RowValues {
   RowValues from(int64_t m) const { return {data + m * stride_m, stride_m, stride_g}; }
 };
 
-// In memory of the calling thread. The constants of group g and row m lie at [g * count + m].
+// What holds such rows until the next ones.
+struct GroupedMemory {
+  RowsMemory rows;
+  Scratch integers, floats;
+};
+
+// Memory of the calling thread, reused between calls.
+GroupedMemory& grouped_memory();
+
+// The constants of group g and row m lie at [g * count + m].
 struct GroupedRows : RowSource {
   const PackedWeight& w;
   const bool with_zeros;    // of the weight
@@ -29,7 +38,7 @@ struct GroupedRows : RowSource {
  protected:
   // `zeros`: whether rows may have zero points.
   GroupedRows(const Format& format, const PackedWeight& w, int64_t count, bool zeros,
-              bool with_zeros);
+              bool with_zeros, GroupedMemory& memory);
 
   // The codes q [K] of row m, which may be in place already.
   void arrange(const int8_t* q, const RowValues<float>& scales,
@@ -42,15 +51,17 @@ struct GroupedRows : RowSource {
 // Whether there is another than 0.
 bool any(const RowValues<int32_t>& values, int64_t rows, int64_t groups);
 
-// Codes q [count, K].
+// Codes q [count, K], or rows order[m] of q.
 struct GroupedCodes final : GroupedRows {
   const int8_t* q;
   RowValues<float> scales;
   RowValues<int32_t> zero_points;
+  const int32_t* order;  // or null
 
   GroupedCodes(const Format& format, const PackedWeight& w, const int8_t* q,
                const RowValues<float>& scales, const RowValues<int32_t>& zero_points, int64_t count,
-               bool with_zeros);
+               bool with_zeros, const int32_t* order = nullptr,
+               GroupedMemory& memory = grouped_memory());
 
   void fill(int64_t begin, int64_t end) const override;
 };
@@ -68,7 +79,7 @@ struct GroupedFloats final : GroupedRows {
 
   GroupedFloats(const Kernels& kernels, const Format& format, const PackedWeight& w,
                 const FloatMatrix& x, const CodeSpec& spec, bool by_group, const TensorCode* shared,
-                bool with_zeros, double* sizes);
+                bool with_zeros, double* sizes, GroupedMemory& memory = grouped_memory());
 
   void fill(int64_t begin, int64_t end) const override;
 };

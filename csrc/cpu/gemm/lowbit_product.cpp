@@ -22,7 +22,7 @@ Tuning streaming(Tuning tuning) {
 class LowbitProduct final : public PanelWork {
  public:
   LowbitProduct(const Kernels& kernels, const GroupedRows& rows, const LowbitWeight& w,
-                const FloatOutput& to, int64_t first, const Streaming* how)
+                FloatOutput to, int64_t first, const Streaming* how)
       : kernels_(kernels),
         rows_(rows),
         w_(w),
@@ -135,7 +135,7 @@ class LowbitProduct final : public PanelWork {
   const Kernels& kernels_;
   const GroupedRows& rows_;
   const LowbitWeight& w_;
-  const FloatOutput& to_;
+  const FloatOutput to_;
   const int64_t first_;
   const Tuning tuning_;  // that this machine chose for one row of int8: how weights are fetched
 };
@@ -153,6 +153,12 @@ const Format& lowbit_format_for(const Kernels& kernels, const LowbitWeight& w, b
 
 bool needs_sums(const Kernels& kernels, const LowbitWeight& w, const Format& format) {
   return &format == kernels.lowbit->rows || w.kind.shift == Shift::kMinimums;
+}
+
+std::unique_ptr<PanelWork> lowbit_work(const Kernels& kernels, const GroupedRows& rows,
+                                       const LowbitLinear& linear, int64_t first,
+                                       const Streaming* how) {
+  return std::make_unique<LowbitProduct>(kernels, rows, linear.w, linear.to, first, how);
 }
 
 void lowbit_linears(const Kernels& kernels, const GroupedRows& rows,

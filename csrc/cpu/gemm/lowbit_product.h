@@ -1,6 +1,8 @@
 // Products with weights of 4 and 5 bits. (E4) (W3)
 #pragma once
 
+#include <memory>
+
 #include "cpu/gemm/group_rows.h"
 #include "cpu/gemm/lowbit.h"
 
@@ -20,7 +22,13 @@ struct LowbitLinear {
   FloatOutput to;
 };
 
-// to.data[first + m][n] = act(sum_g ... + bias[n]) of rows in that format, for each: weights of one
+// What is to be done with the panels of a weight: to.data[first + m][n] = act(sum_g ... + bias[n])
+// of rows in that format, which must outlive it.
+std::unique_ptr<PanelWork> lowbit_work(const Kernels& kernels, const GroupedRows& rows,
+                                       const LowbitLinear& linear, int64_t first,
+                                       const Streaming* how = nullptr);
+
+// The same for each: weights of one
 // K, and of groups of one length and kind.
 void lowbit_linears(const Kernels& kernels, const GroupedRows& rows,
                     std::span<const LowbitLinear> all, int64_t first,

@@ -121,15 +121,23 @@ const Format& format_of_codes(const Kernels& kernels, const PackedWeight& w, con
 CodeRows::CodeRows(const Kernels& kernels, const PackedWeight& w, const int8_t* q,
                    const int32_t* zero_points, int64_t zero_stride, int64_t count,
                    RowsMemory& memory)
-    : RowSource(make_rows(format_of_codes(kernels, w, q, count), count, w, memory)),
+    : CodeRows(format_of_codes(kernels, w, q, count), w, q, nullptr, zero_points, zero_stride,
+               count, memory) {}
+
+CodeRows::CodeRows(const Format& format, const PackedWeight& w, const int8_t* q,
+                   const int32_t* order, const int32_t* zero_points, int64_t zero_stride,
+                   int64_t count, RowsMemory& memory)
+    : RowSource(make_rows(format, count, w, memory)),
       w(w),
       q(q),
       zero_points(zero_points),
-      zero_stride(zero_stride) {}
+      zero_stride(zero_stride),
+      order(order) {}
 
 void CodeRows::fill(int64_t begin, int64_t end) const {
   for (int64_t m = begin; m < end; ++m) {
-    arrange_row(w, q + m * w.k, zero_points[m * zero_stride], m, rows);
+    const int64_t from = order == nullptr ? m : order[m];
+    arrange_row(w, q + from * w.k, zero_points[m * zero_stride], m, rows);
   }
 }
 

@@ -76,13 +76,17 @@ Operands operands_of(const PackedWeight& w, bool narrow_codes);
 const Format& format_of_codes(const Kernels& kernels, const PackedWeight& w, const int8_t* q,
                               int64_t count);
 
-// Codes q [M, K], arranged for the kernels in the fastest format that holds them.
+// Codes q [M, K], or rows order[m] of q, arranged for the kernels: in the fastest format that holds
+// them unless one is given.
 struct CodeRows final : RowSource {
   const PackedWeight& w;
   const int8_t* q;
   const int32_t* zero_points;
   int64_t zero_stride;
+  const int32_t* order = nullptr;
 
+  CodeRows(const Format& format, const PackedWeight& w, const int8_t* q, const int32_t* order,
+           const int32_t* zero_points, int64_t zero_stride, int64_t count, RowsMemory& memory);
   CodeRows(const Kernels& kernels, const PackedWeight& w, const int8_t* q,
            const int32_t* zero_points, int64_t zero_stride, int64_t count,
            RowsMemory& memory = rows_memory());

@@ -143,4 +143,41 @@ void quantize_row_of(const Kernels& kernels, const FloatMatrix& x, int64_t m, co
   kernels.row->quantize(row_as_floats(kernels, x, m), x.columns, &code, q);
 }
 
+namespace {
+
+constexpr int64_t kStepsToQuantize = 16;  // an element, in parallel.h's unit
+
+void quantize_by_row(const Kernels& kernels, const FloatMatrix& x, const CodeSpec& spec,
+                     const MatrixCodes& to) {
+  const int64_t k = x.columns;
+  TensorCode shared{};
+  if (spec.per_tensor) shared = choose_tensor_code(kernels, x, spec, to.scale);
+  parallel(x.rows, x.rows * k * kStepsToQuantize, [&](int64_t begin, int64_t end) {
+    RowCode codes[kRowsAtOnce];
+    for (int64_t m = begin; m < end; m += kRowsAtOnce) {
+      const int64_t count = std::min<int64_t>(kRowsAtOnce, end - m);
+      quantize_rows(kernels, x, spec, spec.per_tensor ? &shared : nullptr, m, count, codes,
+                    to.q + m * k, k);
+      for (int64_t r = 0; r < count; ++r) {
+        to.scale[m + r] = codes[r].scale;
+        to.zero[m + r] = codes[r].zero_point;
+      }
+    }
+  });
+}
+
+}  // namespace
+
+void quantize_matrix(const Kernels& kernels, const FloatMatrix& x, const CodeSpec& spec,
+                     int64_t group, const MatrixCodes& to) {
+  if (group == 0) return quantize_by_row(kernels, x, spec, to);
+  const int64_t k = x.columns, groups = (k + group - 1) / group;
+  parallel(x.rows, x.rows * k * kStepsToQuantize, [&](int64_t begin, int64_t end) {
+    for (int64_t m = begin; m < end; ++m) {
+      const GroupCodes row = {to.q + m * k, to.scale + m * groups, to.zero + m * groups};
+      quantize_row_in_groups(kernels, x, m, spec, group, row);
+    }
+  });
+}
+
 }  // namespace qfx::cpu

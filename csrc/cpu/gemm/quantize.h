@@ -67,6 +67,18 @@ void quantize_row_in_groups(const Kernels& kernels, const FloatMatrix& x, int64_
 TensorCode choose_tensor_code(const Kernels& kernels, const FloatMatrix& x, const CodeSpec& spec,
                               float* scales);
 
+// Codes [M, K] of a matrix, and a scale and a zero point for each row, or for each group of K of
+// it.
+struct MatrixCodes {
+  int8_t* q;
+  float* scale;
+  int32_t* zero;
+};
+
+// `group`: elements of K that share a scale, or 0. Several threads share the rows.
+void quantize_matrix(const Kernels& kernels, const FloatMatrix& x, const CodeSpec& spec,
+                     int64_t group, const MatrixCodes& to);
+
 // How a finite row becomes codes under a scale and a zero point that are given. (Q6)
 RowCode given_code(const CodeSpec& spec, float scale, int32_t zero_point);
 

@@ -75,11 +75,6 @@ Tensor linear(Tensor q, Tensor scale, Tensor zero_point, Tensor weight, std::vec
   return y;
 }
 
-void check_group_of_floats(const char* op, const Weight& w, int64_t group) {
-  if (!w.one_scale()) return check_group_of_x(op, group, w.shape());
-  STD_TORCH_CHECK(group == 0, op, ": group=", group, ", but the weight was packed in one group");
-}
-
 // The weight of a linear that quantizes x itself, with a scale for each `group` elements of K or
 // all (0). Makes it contiguous.
 Weight weight_of_floats(const char* op, Tensor* weight, const Tensor& x, int64_t k,

@@ -19,7 +19,6 @@ struct Job {
   const Kernels& kernels;
   FloatMatrix x;
   ActivationCode how;
-  int64_t groups;  // that have scales of their own, of a row
   int8_t* q;
   float* scale;
   int32_t* zero;
@@ -35,34 +34,6 @@ struct Job {
     zero[m] = code.zero_point;
   }
 };
-
-// --- scales chosen here ---
-
-void quantize_by_row(const Job& job) {
-  const CodeSpec& spec = job.how.spec;
-  const int64_t k = job.x.columns;
-  TensorCode shared{};
-  if (spec.per_tensor) shared = choose_tensor_code(job.kernels, job.x, spec, job.scale);
-  job.for_rows(kStepsPerElement, [&](int64_t begin, int64_t end) {
-    RowCode codes[kRowsAtOnce];
-    for (int64_t m = begin; m < end; m += kRowsAtOnce) {
-      const int64_t count = std::min<int64_t>(kRowsAtOnce, end - m);
-      quantize_rows(job.kernels, job.x, spec, spec.per_tensor ? &shared : nullptr, m, count, codes,
-                    job.q + m * k, k);
-      for (int64_t r = 0; r < count; ++r) job.store(m + r, codes[r]);
-    }
-  });
-}
-
-void quantize_by_group(const Job& job) {
-  const int64_t k = job.x.columns, groups = job.groups;
-  job.for_rows(kStepsPerElement, [&](int64_t begin, int64_t end) {
-    for (int64_t m = begin; m < end; ++m) {
-      const GroupCodes to = {job.q + m * k, job.scale + m * groups, job.zero + m * groups};
-      quantize_row_in_groups(job.kernels, job.x, m, job.how.spec, job.how.group, to);
-    }
-  });
-}
 
 // --- scales given ---
 
@@ -193,7 +164,6 @@ std::tuple<Tensor, Tensor, Tensor> quantize(Tensor x, std::vector<int64_t> code,
   const Job job = {kernels_of(current_isa()),
                    float_matrix_of(kOp, x, size, factor, how.rotation),
                    how,
-                   groups,
                    static_cast<int8_t*>(q.mutable_data_ptr()),
                    static_cast<float*>(scales.mutable_data_ptr()),
                    static_cast<int32_t*>(zeros.mutable_data_ptr())};
@@ -204,10 +174,8 @@ std::tuple<Tensor, Tensor, Tensor> quantize(Tensor x, std::vector<int64_t> code,
     quantize_as_given(job,
                       {floats(*scale), stride_of(*scale), shifted ? ints(*zero_point) : nullptr,
                        shifted ? stride_of(*zero_point) : 0});
-  } else if (how.group != 0) {
-    quantize_by_group(job);
   } else {
-    quantize_by_row(job);
+    quantize_matrix(job.kernels, job.x, how.spec, how.group, {job.q, job.scale, job.zero});
   }
   return {q, scales, zeros};
 }

@@ -34,4 +34,9 @@ inline void check_group_of_x(const char* op, int64_t group, const PackedWeight& 
                   " that the weight was packed in");
 }
 
+inline void check_group_of_floats(const char* op, const Weight& w, int64_t group) {
+  if (!w.one_scale()) return check_group_of_x(op, group, w.shape());
+  STD_TORCH_CHECK(group == 0, op, ": group=", group, ", but the weight was packed in one group");
+}
+
 }  // namespace qfx::cpu

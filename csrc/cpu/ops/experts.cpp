@@ -1,0 +1,247 @@
+// linear_experts and experts on the CPU.
+#include "cpu/gemm/experts.h"
+
+#include <cstring>
+#include <deque>
+#include <limits>
+#include <vector>
+
+#include "cpu/kernels/dispatch.h"
+#include "cpu/ops/row_values.h"
+#include "implement.h"
+
+namespace qfx::cpu {
+namespace {
+
+// Packed weights of experts, [E, bytes], and their biases [E, N].
+class Stack {
+ public:
+  // `what`: the name of the argument. Makes both contiguous.
+  Stack(const char* op, const char* what, Tensor weight, std::optional<Tensor> bias, int64_t k,
+        const std::vector<int64_t>& layout)
+      : op_(op),
+        k_(k),
+        layout_(layout_argument_of(op, layout)),
+        weight_(std::move(weight)),
+        bias_(std::move(bias)) {
+    check_dtype(op, what, weight_, {ScalarType::Char});
+    STD_TORCH_CHECK(weight_.dim() == 2, op, ": ", what, " has shape ", shape_of(weight_),
+                    ", expected a packed weight in each of its rows");
+    weight_ = made_contiguous(weight_);
+    if (!bias_.has_value()) return;
+    check_float(op, "a bias", *bias_);
+    STD_TORCH_CHECK(bias_->dim() == 2 && bias_->size(0) == count() && bias_->size(1) == layout_.n,
+                    op, ": a bias has shape ", shape_of(*bias_), ", expected ", count(), "x",
+                    layout_.n, ", a row for each expert");
+    bias_ = made_contiguous(*bias_);
+  }
+
+  int64_t count() const { return weight_.size(0); }
+  int64_t n() const { return layout_.n; }
+
+  Weight open(int64_t e, int64_t group) const {
+    const int8_t* data = static_cast<const int8_t*>(weight_.const_data_ptr());
+    const int64_t bytes = weight_.size(1);
+    const Weight w = weight_at(op_, data + e * bytes, bytes, k_, layout_);
+    check_group_of_floats(op_, w, group);
+    return w;
+  }
+
+  // Null without a bias. Lives as long as this.
+  const float* bias(int64_t e) {
+    if (!bias_.has_value()) return nullptr;
+    const Dtype dtype = dtype_of(op_, bias_->scalar_type());
+    const char* data = static_cast<const char*>(bias_->const_data_ptr()) + e * n() * size_of(dtype);
+    if (dtype == Dtype::kFloat32) return reinterpret_cast<const float*>(data);
+    std::vector<float>& copy = copies_.emplace_back(n());
+    kernels_of(current_isa()).row->widen(data, dtype, n(), copy.data());
+    return copy.data();
+  }
+
+ private:
+  const char* op_;
+  const int64_t k_;
+  const WeightLayoutArgument layout_;
+  Tensor weight_;
+  std::optional<Tensor> bias_;
+  std::deque<std::vector<float>> copies_;
+};
+
+void check_matrix(const char* op, const Tensor& x) {
+  check_float(op, "x", x);
+  STD_TORCH_CHECK(x.dim() == 2, op, ": x has shape ", shape_of(x), ", expected two dimensions");
+}
+
+// --- rows sorted by expert ---
+
+// The ends of the rows of each expert.
+std::vector<int64_t> ends_of(const char* op, const Tensor& offsets, int64_t experts, int64_t rows) {
+  check_dtype(op, "offsets", offsets, {ScalarType::Int});
+  STD_TORCH_CHECK(offsets.dim() == 1 && offsets.size(0) == experts, op, ": offsets has shape ",
+                  shape_of(offsets), ", expected ", experts, ", where the rows of each expert end");
+  const Tensor values = made_contiguous(offsets);
+  std::vector<int64_t> ends(ints(values), ints(values) + experts);
+  int64_t before = 0;
+  for (int64_t e = 0; e < experts; ++e) {
+    STD_TORCH_CHECK(before <= ends[e] && ends[e] <= rows, op, ": the rows of expert ", e,
+                    " end at ", ends[e], ", expected between ", before, ", where they begin, and ",
+                    rows, ", the rows of x");
+    before = ends[e];
+  }
+  return ends;
+}
+
+Tensor linear_experts(Tensor x, Tensor weight, std::vector<int64_t> layout, Tensor offsets,
+                      std::optional<Tensor> bias, std::vector<int64_t> code, Text activation,
+                      ScalarType out_dtype, std::optional<Tensor> factor) {
+  constexpr const char* op = "linear_experts";
+  check_matrix(op, x);
+  const Matrix size = matrix_of(op, "x", x);
+  const auto& [spec, group, rotation] = activation_code_of(op, code);
+  Stack stack(op, "weight", weight, bias, size.columns, layout);
+  check_cpu_transform(op, x, size, factor, rotation);
+  const std::vector<int64_t> ends = ends_of(op, offsets, stack.count(), size.rows);
+  const Dtype dtype = dtype_of(op, out_dtype);
+  const Activation act = activation_of(op, activation);
+  x = made_contiguous(x);
+  factor = made_contiguous(factor);
+  Tensor y = empty_on_cpu({size.rows, stack.n()}, out_dtype);
+  if (y.numel() == 0) return y;  // of rows without number, perhaps
+  char* out = static_cast<char*>(y.mutable_data_ptr());
+  std::deque<Weight> opened;
+  std::vector<ExpertRows> experts;
+  int64_t begin = 0;
+  for (int64_t e = 0; e < stack.count(); begin = ends[e++]) {
+    if (begin == ends[e]) continue;
+    const Weight& w = opened.emplace_back(stack.open(e, group));
+    experts.push_back({begin, ends[e], {w, {stack.bias(e), act, dtype, out}}});
+  }
+  linear_of_experts(kernels_of(current_isa()),
+                    {float_matrix_of(op, x, size, factor, rotation), spec, group}, experts);
+  const int64_t row = stack.n() * size_of(dtype);
+  std::memset(out + begin * row, 0, (size.rows - begin) * row);
+  return y;
+}
+
+// --- whole blocks ---
+
+Gate::Order order_of(const char* op, const std::string& name) {
+  if (name == "none") return Gate::Order::kNone;
+  if (name == "halves") return Gate::Order::kHalves;
+  STD_TORCH_CHECK(name == "interleaved", op, ": gate is '", name,
+                  "', expected none, halves or interleaved");
+  return Gate::Order::kInterleaved;
+}
+
+// The places of the slots' experts among those that are used, in the order of their numbers.
+struct UsedExperts {
+  std::vector<int64_t> number;  // of each place
+  std::vector<int32_t> place;   // of each slot, or -1
+};
+
+UsedExperts used_experts(const char* op, const Tensor& expert, int64_t count) {
+  const int64_t* id = static_cast<const int64_t*>(expert.const_data_ptr());
+  std::vector<int32_t> place_of(count, -1);
+  for (int64_t i = 0; i < expert.numel(); ++i) {
+    STD_TORCH_CHECK(id[i] >= 0, op, ": expert has ", id[i], ", expected numbers from 0 on");
+    if (id[i] < count) place_of[id[i]] = 0;
+  }
+  UsedExperts used;
+  for (int64_t e = 0; e < count; ++e) {
+    if (place_of[e] < 0) continue;
+    place_of[e] = static_cast<int32_t>(used.number.size());
+    used.number.push_back(e);
+  }
+  used.place.resize(expert.numel());
+  for (int64_t i = 0; i < expert.numel(); ++i) {
+    used.place[i] = id[i] < count ? place_of[id[i]] : -1;
+  }
+  return used;
+}
+
+// As float32: its own memory, or this.
+const float* as_floats(const char* op, const Tensor& t, std::vector<float>& memory) {
+  const Dtype dtype = dtype_of(op, t.scalar_type());
+  if (dtype == Dtype::kFloat32) return floats(t);
+  memory.resize(t.numel());
+  kernels_of(current_isa()).row->widen(t.const_data_ptr(), dtype, t.numel(), memory.data());
+  return memory.data();
+}
+
+void check_routing(const char* op, const Tensor& expert, const Tensor& routing, int64_t tokens) {
+  check_dtype(op, "expert", expert, {ScalarType::Long});
+  check_float(op, "routing", routing);
+  const bool fits = expert.dim() == 2 && expert.size(0) == tokens && routing.dim() == 2 &&
+                    routing.size(0) == tokens && routing.size(1) == expert.size(1);
+  STD_TORCH_CHECK(fits, op, ": expert has shape ", shape_of(expert), " and routing ",
+                  shape_of(routing), ", expected a row for each of the ", tokens,
+                  " tokens, and in it an expert and its weight for each slot");
+}
+
+void check_between(const char* op, const ActivationCode& code, int64_t k) {
+  STD_TORCH_CHECK(!code.spec.per_tensor || code.group != 0, op,
+                  ": down_code has one scale for all rows, expected one for each");
+  const bool fits = code.rotation == 0 || code.rotation == 16 || code.rotation == 64;
+  STD_TORCH_CHECK(fits && (code.rotation == 0 || k % code.rotation == 0), op, ": K=", k,
+                  " of down cannot be rotated by ", code.rotation);
+}
+
+Tensor experts_of_tokens(Tensor x, Tensor expert, Tensor routing, Tensor up,
+                         std::vector<int64_t> up_layout, std::optional<Tensor> up_bias, Tensor down,
+                         std::vector<int64_t> down_layout, std::optional<Tensor> down_bias,
+                         std::vector<int64_t> code, std::vector<int64_t> down_code, Text activation,
+                         Text gate, ScalarType out_dtype, double limit, double shift) {
+  constexpr const char* op = "experts";
+  check_matrix(op, x);
+  const Matrix size = matrix_of(op, "x", x);
+  check_routing(op, expert, routing, size.rows);
+  const ActivationCode first = activation_code_of(op, code);
+  const ActivationCode second = activation_code_of(op, down_code);
+  check_cpu_transform(op, x, size, std::nullopt, first.rotation);
+  Stack ups(op, "up", up, up_bias, size.columns, up_layout);
+  const Gate::Order order = order_of(op, gate);
+  const int64_t between = order == Gate::Order::kNone ? ups.n() : ups.n() / 2;
+  STD_TORCH_CHECK(order == Gate::Order::kNone || ups.n() % 2 == 0, op, ": up has N=", ups.n(),
+                  ", expected an even number for a gate");
+  Stack downs(op, "down", down, down_bias, between, down_layout);
+  STD_TORCH_CHECK(ups.count() == downs.count(), op, ": up has ", ups.count(), " experts and down ",
+                  downs.count());
+  check_between(op, second, between);
+  STD_TORCH_CHECK(limit >= 0, op, ": limit=", limit, ", expected a positive number, or 0 for none");
+  const Activation act = activation_of(op, activation);
+  const Dtype dtype = dtype_of(op, out_dtype);
+  x = made_contiguous(x);
+  expert = made_contiguous(expert);
+  routing = made_contiguous(routing);
+  Tensor y = empty_on_cpu({size.rows, downs.n()}, out_dtype);
+  if (y.numel() == 0) return y;  // of rows without number, perhaps
+  const UsedExperts used = used_experts(op, expert, ups.count());
+  std::vector<ExpertWeights> weights;
+  for (const int64_t e : used.number) {
+    weights.push_back(
+        {ups.open(e, first.group), downs.open(e, second.group), ups.bias(e), downs.bias(e)});
+  }
+  std::vector<float> memory;
+  const float unlimited = std::numeric_limits<float>::infinity();
+  const RoutedTokens tokens = {
+      {float_matrix_of(op, x, size, std::nullopt, first.rotation), first.spec, first.group},
+      expert.size(1),
+      used.place.data(),
+      as_floats(op, routing, memory),
+      {act, order, limit == 0 ? unlimited : static_cast<float>(limit), static_cast<float>(shift)},
+      second.spec,
+      second.group,
+      {nullptr, static_cast<int>(second.rotation)},
+      downs.n()};
+  experts(kernels_of(current_isa()), tokens, weights, dtype,
+          static_cast<char*>(y.mutable_data_ptr()));
+  return y;
+}
+
+STABLE_TORCH_LIBRARY_IMPL(qfx, CPU, m) {
+  implement<"linear_experts", &linear_experts>(m);
+  implement<"experts", &experts_of_tokens>(m);
+}
+
+}  // namespace
+}  // namespace qfx::cpu
