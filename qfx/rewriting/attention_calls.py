@@ -27,7 +27,8 @@ _CATS = (torch.cat, torch.concat, torch.concatenate, torch.ops.aten.cat.default)
 
 def attend(attention: Attention, decodes: bool, results: dict[fx.Node, fx.Node]) -> fx.Node:
     """Replaces an attention by an operator and returns the node of the result. `decodes`: by one
-    of the operators above that read keys and values once. `results`: replacements of earlier nodes."""
+    of the operators above that read keys and values once. `results`: replacements of earlier
+    nodes."""
     _read_sources(attention)
     if decodes and (cache := attention.cache):
         return _of_cache(attention, cache, results)

@@ -344,8 +344,8 @@ def _append(row: Row, g: torch.Generator) -> tuple[Any, ...]:
 
 def _cache(row: Row, g: torch.Generator, room: int) -> tuple[Tensor, ...]:
     """Makes a cache of random codes, for the row's leading axes [B, H of queries, T]. With `bits` <
-    8, keys have 4, and values too unless the row is symmetric. `group`: heads of queries. Scales are
-    not negative, as (K1) says."""
+    8, keys have 4, and values too unless the row is symmetric. `group`: heads of queries. Scales
+    are not negative, as (K1) says."""
     key_bits = 8 if row.bits == 8 or row.k % 2 else 4
     batch, heads, _ = _three(row)
     heads = heads // row.group if row.group and heads % row.group == 0 else heads
