@@ -4,6 +4,11 @@
 set(QFX_CPU_SOURCES
   attention/attention.cpp
   attention/cache.cpp
+  attention/cache_attend.cpp
+  attention/cache_codes.cpp
+  attention/cache_masks.cpp
+  attention/cache_products.cpp
+  attention/cache_rows.cpp
   attention/decode.cpp
   attention/keys.cpp
   attention/mask.cpp

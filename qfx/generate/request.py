@@ -64,6 +64,16 @@ class Request(NamedTuple):
         """Whether only the logits of the last token are requested."""
         return isinstance(self.keep, int) and self.keep == 1
 
+    def keeps_few(self, most: int) -> bool:
+        """Whether only the logits of the last tokens are requested, of at most `most`."""
+        return isinstance(self.keep, int) and 0 < self.keep <= most
+
+    def first_kept(self, most: int) -> int:
+        """Returns the index of the first token of a part of which all logits are requested: 0 if no
+        token needs other programs than the last one."""
+        alone = self.length <= most or self.last_alone or not self.keeps_few(most)
+        return 0 if alone else max(self.length - int(self.keep), 0)
+
     def plain(self, first: int, positioned: bool) -> bool:
         """Whether the mask has a column for each of the `first` earlier and of the new tokens, and
         the model does not have to compute positions from it. `positioned`: whether the model takes

@@ -221,15 +221,16 @@ class Steps(OwnForward):
         check_alike(request.cache.layers)
         self._begin(request, batch, batch_size_for(batch, self.sizes))
         at = cache_slots(layer, self.places.numbers(first, count), request.seen, self.length)
-        found, begin = [], 0
+        found, begin, kept = [], 0, request.first_kept(MOST_ROWS)
         while begin < count:
-            rows = bucket_for(count - begin, self._room(first + begin))
-            end = min(begin + rows, count)
+            left = (count if begin >= kept else kept) - begin
+            rows = bucket_for(left, self._room(first + begin))
+            end = begin + min(rows, left)
             own = at._replace(places=at.places[:, begin:end])
             logits = self._step(request.part(begin, end), own, first + begin, rows)
             if logits is None:
                 return None
-            found.append(logits)
+            found.append(logits if begin >= kept else logits[:, :0])
             begin = end
         for layer in request.cache.layers:
             layer.seen, layer.kept = first + count, at.kept
@@ -243,7 +244,7 @@ class Steps(OwnForward):
             return False
         if self.axes is not None and request.positions is None and first > 0:
             return False  # images shift positions; the model computes by how much
-        return count <= MOST_ROWS or (self.keeps and request.last_alone)
+        return count <= MOST_ROWS or (self.keeps and request.keeps_few(MOST_ROWS))
 
     def _room(self, first: int) -> int:
         """Returns the number of tokens that a step after `first` others may have."""

@@ -1,7 +1,7 @@
 """kv_attention: attention of a few queries to a cache in int8 or int4. This module contains the
 reference, the fake implementation and the gradient.
 
-See docs/numerics.md (K3) to (K5).
+See docs/numerics.md (K3) to (K6).
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ def kv_attention(
 ) -> Tensor:
     """Computes softmax(cap(q k^T scale) + mask) v for q [B, Hq, T, D] and the first `length` tokens
     of a cache, where Hq is a multiple of its H heads -> out_dtype [B, Hq, T, E]. The reference is
-    exact, then rounded; operators are within the bound of (K5).
+    exact, then rounded; operators are within the bound of (K6). Scales are those of (K1).
 
     cap(t) is softcap tanh(t / softcap), or t if `softcap` is 0. `mask` is bool or float32 and
-    broadcasts to [B, Hq, T, length]: (A1). A row that sees no key is 0. A block of 16 tokens that
-    no row sees is not read. With a block table the tensors of the cache must be contiguous.
+    broadcasts to [B, Hq, T, length]: (A1). A row that sees no key is 0. Whole blocks of 64 tokens
+    that no row sees are not read. With a block table the tensors of the cache must be contiguous.
     """
     keys, key_scale = (found_by(block_table, t) for t in (keys, key_scale))
     values, value_scale = (found_by(block_table, t) for t in (values, value_scale))

@@ -2,7 +2,7 @@
 
 int8_attention(q, k, v)      one operator, because a softmax is between its matmuls
 attention_decode(q, k, v)    float, for one query
-kv_attention(q, cache)       float, for few queries of an int8 cache, whose codes it reads
+kv_attention(q, cache)       q in 16 bits, for an int8 cache, whose codes it multiplies
 attention_append(q, past_k, k, past_v, v)    if keys and values are a past that grows:
     k = cat([past_k, k], -2), v = cat([past_v, v], -2)  ->  all three in one pass over the past
 """
@@ -26,8 +26,9 @@ _CATS = (torch.cat, torch.concat, torch.concatenate, torch.ops.aten.cat.default)
 
 
 def attend(attention: Attention, decodes: bool, results: dict[fx.Node, fx.Node]) -> fx.Node:
-    """Replaces an attention by an operator and returns the node of the result. `decodes`: by one of
-    the float operators above. `results`: replacements of earlier nodes."""
+    """Replaces an attention by an operator and returns the node of the result. `decodes`: by one
+    of the operators above that read keys and values once. `results`: replacements of earlier
+    nodes."""
     _read_sources(attention)
     if decodes and (cache := attention.cache):
         return _of_cache(attention, cache, results)

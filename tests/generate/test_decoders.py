@@ -15,6 +15,7 @@ from torch import Tensor, nn
 import qfx
 from qfx.hf import KVCache
 from tests.generate.families import rows
+from tests.lib.coded_attention import reading_codes
 from tests.lib.decoders import SIZES, WINDOW, by_modules, decoder, ids
 from tests.lib.pairs import usual
 
@@ -185,12 +186,14 @@ def test_frequencies_of_a_dynamic_length(grown: bool, ran: list[tuple[int, ...]]
             model(ids(1, 40))
     qfx.compile_for_generate(model, max_length=64)
     ran.clear()
-    text = model.generate(ids(1, 8), max_new_tokens=30, do_sample=False)
+    with reading_codes():
+        text = model.generate(ids(1, 8), max_new_tokens=30, do_sample=False)
     assert len(ran) == 20 - 8  # steps
     cache = KVCache(config)
-    expected = reference.generate(
-        ids(1, 8), max_new_tokens=30, do_sample=False, past_key_values=cache
-    )
+    with reading_codes():
+        expected = reference.generate(
+            ids(1, 8), max_new_tokens=30, do_sample=False, past_key_values=cache
+        )
     assert torch.equal(text, expected)
 
 

@@ -16,6 +16,7 @@ from transformers import DynamicCache, EncoderDecoderCache
 
 import qfx
 from qfx.generate import save_programs
+from tests.lib.coded_attention import reading_codes
 from tests.lib.decoders import by_modules
 from tests.lib.encoder_decoders import (
     ENCODER_DECODERS,
@@ -161,7 +162,8 @@ def test_a_decoder_without_a_mask_reads_whole_sources(
     model = compiled("whisper", max_source_length=64)
     given = source(model, 1)
     ran.clear()
-    text = said(model, given)
+    with reading_codes():
+        text = said(model, given)
     assert ran == []
     (warning,) = [r.message for r in caplog.records if r.name.startswith("qfx.generate")]
     assert "source of 48 positions" in warning and "max_source_length=48" in warning
@@ -175,7 +177,8 @@ def test_padding_of_the_decoder_is_read_by_the_modules(ran: list[tuple[int, ...]
     ran.clear()
     tokens = torch.tensor([[2, 5, 9], [0, 2, 7]])
     how = {"decoder_input_ids": tokens, "decoder_attention_mask": (tokens != 0).long()}
-    text = said(model, given | how)
+    with reading_codes():
+        text = said(model, given | how)
     assert ran == []
     with by_modules(model):
         assert torch.equal(text, said(model, given | how, past_key_values=int8_cache(2)))

@@ -226,6 +226,22 @@ def test_by_hand(model: Any, ran: Ran) -> None:
     assert y.shape == (1, 1, 96) and ran == [(1, 3)] and cache.get_seq_length() == 12
 
 
+@pytest.mark.parametrize("count", [17, 24, 150])
+def test_a_prompt_with_drafts_is_read_by_programs(count: int) -> None:
+    """Assisted generation asks for the logits of the drafts behind a prompt at once."""
+    model = qfx.compile_for_generate(decoder("llama", num_hidden_layers=1), max_length=160)
+    tokens, found = ids(1, count), []
+    for cut in (0, count - 6):
+        cache = DynamicCache()
+        with torch.no_grad():
+            if cut:
+                model(tokens[:, :cut], past_key_values=cache, use_cache=True, logits_to_keep=1)
+            how = {"past_key_values": cache, "use_cache": True, "logits_to_keep": 6}
+            found.append(model(tokens[:, cut:], **how).logits)
+        assert cache.get_seq_length() == count
+    assert found[0].shape == (1, 6, 96) and torch.equal(*found)
+
+
 def test_inference_mode(ran: Ran) -> None:
     """Programs that are made in it, and a cache that was, serve outside."""
     model = qfx.compile_for_generate(decoder("llama", num_hidden_layers=1), max_length=LENGTH)

@@ -149,24 +149,31 @@ def kv_attention(
     block_table: Tensor | None = None,
     softcap: float = 0.0,
 ) -> Tensor:
-    """Bounds the distance of `kv_attention` from its reference: (K5), and two roundings."""
+    """Bounds the distance of `kv_attention` from its reference: (K6), and two roundings."""
     keys, key_scale = (found_by(block_table, t) for t in (keys, key_scale))
     values, value_scale = (found_by(block_table, t) for t in (values, value_scale))
     if 0 in (length, q.numel()):
         return torch.zeros(())
     group, (d, e) = q.shape[1] // keys.shape[1], (q.shape[-1], features_of(values, value_scale))
     k = _sizes(key_codes(keys, key_scale, length), key_scale).repeat_interleave(group, 1)
-    v = _sizes(value_codes(values, value_scale, length), value_scale).repeat_interleave(group, 1)
+    codes = value_codes(values, value_scale, length)
+    v = _sizes(codes, value_scale).repeat_interleave(group, 1)
+    steps = value_scale[:, :, :length, :1].double().amax(2) * codes.double().abs().amax(2)
     b = added(mask, False, q.shape[2], length).double()
     hidden = (b == -torch.inf).expand(*q.shape[:3], length)
     across_q, across_v = (rotation(rotation_of(n), n).abs() for n in (d, e))
-    terms = (q.double().abs() @ across_q.mT) @ k.nan_to_num(posinf=0).mT * abs(scale)
+    turned, k = q.double().abs() @ across_q.mT, k.nan_to_num(posinf=0)
+    terms = turned @ k.mT * abs(scale)
     terms = (terms + b.abs().nan_to_num(posinf=0)).masked_fill(hidden, 0)
     most = terms.amax(-1, keepdim=True)
-    power = 2 * (d / 4 + 32) * U32 * most + (4 * most + 2 * length + 64) * U32
+    of_codes = turned.amax(-1, keepdim=True) * k.sum(-1)[:, :, None] * abs(scale) / 64000
+    power = 2 * of_codes.masked_fill(hidden, 0).amax(-1, keepdim=True)
+    power = power + 2 * (d / 4 + 32) * U32 * most + (8 * most + 2 * length + 128) * U32
     power = power + 16 * softcap * U32
     largest = torch.where(hidden[..., None], 0, v[:, :, None]).amax(-2) @ across_v
-    inside = largest * (torch.expm1(power) + length * torch.e**-80)
+    inside = largest * (torch.expm1(power) + length * torch.e**-60)
+    steps = steps.repeat_interleave(group, 1)[:, :, None] @ across_v
+    inside = inside + length / 128000 * steps.nan_to_num(nan=0, posinf=0)
     return inside + 2 * (UNIT[dtype] * (largest + inside) + TINY[UNIT[dtype]])
 
 

@@ -11,6 +11,8 @@ import torch
 import transformers
 from torch import Tensor
 
+from tests.lib.coded_attention import reading_codes
+
 WINDOW = 8
 SIZES: dict[str, Any] = {
     "vocab_size": 96, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
@@ -98,9 +100,10 @@ def ids(batch: int, length: int, seed: int = 0) -> Tensor:
 @contextmanager
 def by_modules(model: Any) -> Iterator[None]:
     """Runs the model's own modules inside the context, instead of what `compile_for_generate`
-    installed."""
+    installed. They attend to an int8 cache by the operator that programs use."""
     forward = model.__dict__.pop("forward")
     try:
-        yield
+        with reading_codes():
+            yield
     finally:
         model.forward = forward

@@ -344,16 +344,19 @@ def _append(row: Row, g: torch.Generator) -> tuple[Any, ...]:
 
 def _cache(row: Row, g: torch.Generator, room: int) -> tuple[Tensor, ...]:
     """Makes a cache of random codes, for the row's leading axes [B, H of queries, T]. With `bits` <
-    8, keys have 4, and values too unless the row is symmetric. `group`: heads of queries."""
+    8, keys have 4, and values too unless the row is symmetric. `group`: heads of queries. Scales
+    are not negative, as (K1) says."""
     key_bits = 8 if row.bits == 8 or row.k % 2 else 4
     batch, heads, _ = _three(row)
     heads = heads // row.group if row.group and heads % row.group == 0 else heads
     value_bits = 8 if row.symmetric else key_bits
     empty = kv_empty(batch, heads, room, row.k, key_bits, value_bits)
-    return tuple(
-        t.uniform_(-0.02, 0.02, generator=g) if t.is_floating_point() else t.random_(generator=g)
-        for t in empty
-    )
+    for t in empty:
+        if t.is_floating_point():
+            t.uniform_(-0.02, 0.02, generator=g)[..., 0].abs_()
+        else:
+            t.random_(generator=g)
+    return empty
 
 
 def _three(row: Row) -> tuple[int, int, int]:

@@ -99,7 +99,7 @@ KERNELS = (
     ),
     Mutant(
         "probabilities are without the scales of their values",
-        old="const Vector v = multiply(w, load(args->value_scale + at));",
+        old="const Vector v = multiply(w, load(scale + at));",
         new="const Vector v = w;",
         tests=("test_kernel_equals_reference[int8_attention]",),
         isa="avx2",

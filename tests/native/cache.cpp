@@ -12,9 +12,9 @@ namespace {
 struct Shape {
   int64_t group, tokens, d, e, length;
 };
-constexpr Shape kShapes[] = {{1, 1, 2, 6, 1},    {3, 1, 64, 64, 33},  {4, 2, 40, 18, 16},
-                             {1, 9, 8, 80, 47},  {5, 1, 128, 96, 70}, {2, 3, 18, 256, 20},
-                             {2, 20, 10, 34, 50}};
+constexpr Shape kShapes[] = {{1, 1, 2, 6, 1},     {3, 1, 64, 64, 33},  {4, 2, 40, 18, 16},
+                             {1, 9, 8, 80, 47},   {5, 1, 128, 96, 70}, {2, 3, 18, 256, 20},
+                             {2, 20, 10, 34, 50}, {2, 3, 6, 40, 1100}};
 constexpr int64_t kHeads = 2;
 
 // Codes and scales of one side, between guards.
@@ -116,7 +116,7 @@ Made made_by(const Kernels& kernels, const Case& c) {
     read_cache(kernels, CacheKind::kValues, value_part, {}, length, c.dtype, rows, i);
     append(rows, length * e * element, &made.read);
   }
-  attend_to_cache(kernels, a, 0, kHeads);
+  attend_to_cache(kernels, a);
   append(key_part.codes, kHeads * key_part.code_strides[1], &made.cache);
   append(value_part.codes, kHeads * value_part.code_strides[1], &made.cache);
   append(a.out, kHeads * group * tokens * e * element, &made.attended);

@@ -23,7 +23,7 @@ from tests.lib.strategies import DTYPES, ISAS, SEEDS
 OPS = torch.ops.qfx
 SIZES = st.sampled_from([8, 16, 40, 64, 80, 96, 128, 256])
 BITS = st.sampled_from([(8, 8), (8, 4), (4, 8), (4, 4)])
-LENGTHS = st.sampled_from([1, 2, 15, 16, 17, 33, 48, 70])
+LENGTHS = st.sampled_from([1, 2, 15, 16, 17, 33, 48, 70, 512, 1041])  # one part, and three: (K4)
 LOWEST = torch.finfo(torch.float32).min
 # Of b sequences, h heads of queries, t tokens and n keys.
 MASKS: dict[str, Callable[[int, int, int, int], Tensor | None]] = {
@@ -119,7 +119,7 @@ def test_what_is_read_is_what_was_written_to_within_half_a_step(case: Case) -> N
         assert (error <= steps + roundings).all()
 
 
-@given(ISAS, cases(), st.sampled_from([1, 2]))
+@given(ISAS, cases(), st.sampled_from([1, 2, 5]))
 def test_attention_is_within_its_bound_and_has_the_same_bits_everywhere(
     isa: str, case: Case, threads: int
 ) -> None:
@@ -131,6 +131,21 @@ def test_attention_is_within_its_bound_and_has_the_same_bits_everywhere(
     assert not y[~case.seen().any(-1)].any()
     with on_isa(isa), on_threads(threads):
         assert same_bits(case.attend(), y)
+
+
+@given(ISAS, cases(), st.sampled_from([1, 5]), st.data())
+def test_a_row_has_the_bits_that_it_has_alone(
+    isa: str, case: Case, threads: int, data: st.DataObject
+) -> None:
+    """Whatever queries and sequences come with it. (K5)"""
+    b, t = (data.draw(st.integers(0, case.q.shape[i] - 1)) for i in (0, 2))
+    mask = None if case.mask is None else torch.broadcast_to(
+        case.mask, (*case.q.shape[:3], case.length)
+    )[b : b + 1, :, t : t + 1]  # fmt: skip
+    with on_isa(isa), on_threads(threads):
+        row = case._replace(q=case.q[b : b + 1, :, t : t + 1], mask=mask)
+        alone = row.attend(tuple(x[b : b + 1] for x in case.cache))
+        assert same_bits(alone, case.attend()[b : b + 1, :, t : t + 1])
 
 
 @given(ISAS, cases(), st.sampled_from([math.nan, math.inf, 1e30]))

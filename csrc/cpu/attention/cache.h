@@ -83,8 +83,13 @@ struct CacheAttention {
   char* out;  // [batch, heads of queries, tokens, E]
 };
 
-// All queries of the heads i..end of the keys. (K3) to (K5)
-void attend_to_cache(const Kernels& kernels, const CacheAttention& attention, int64_t i,
-                     int64_t end);
+// On several threads. (K3) to (K5)
+void attend_to_cache(const Kernels& kernels, const CacheAttention& attention);
+
+// R of the largest power of two that divides n; 0 where that is 1.
+int cache_rotation_of(int64_t n);
+
+// A vector in float32, rotated.
+Range rotated(const Kernels& kernels, const char* x, Dtype dtype, int64_t n, float* out);
 
 }  // namespace qfx::cpu

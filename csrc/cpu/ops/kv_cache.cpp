@@ -266,10 +266,7 @@ Tensor kv_attention(Tensor q, Tensor keys, Tensor key_scale, Tensor values, Tens
   if (mask.has_value()) take_mask(*mask, &a);
   a.scale = static_cast<float>(scale);
   a.out = static_cast<char*>(y.mutable_data_ptr());
-  const int64_t heads = a.keys.batch * a.keys.heads;
-  const int64_t steps = heads * a.group * q.size(2) * length * (a.keys.d + a.values.d);
-  const Kernels& kernels = kernels_of(current_isa());
-  parallel(heads, steps, [&](int64_t i, int64_t end) { attend_to_cache(kernels, a, i, end); });
+  attend_to_cache(kernels_of(current_isa()), a);
   return y;
 }
 

@@ -50,13 +50,6 @@ void expect_same_heads(const Part& keys, const Part& values) {
          "keys and values of different heads");
 }
 
-// Steps of all heads, or a number that is no less than what all threads repay.
-int64_t work_of(const CacheAttention& a) {
-  constexpr int64_t kMany = 1 << 20;
-  const int64_t rows = a.keys.batch * a.keys.heads * a.group * a.q.tokens;
-  return std::min(rows, kMany) * std::min(a.length, kMany) * std::min(a.keys.d + a.values.d, kMany);
-}
-
 TokenVectors vectors_in(char* const* slots, const Operand& x) {
   return {x.in<char>(slots),
           Dtype::kFloat32,
@@ -225,9 +218,7 @@ struct Attend final : Instruction {
     a.scale = scale;
     a.softcap = softcap;
     a.out = out.in<char>(slots);
-    const int64_t heads = a.keys.batch * a.keys.heads;
-    parallel(heads, work_of(a),
-             [&](int64_t i, int64_t end) { attend_to_cache(kernels, a, i, end); });
+    attend_to_cache(kernels, a);
   }
 };
 

@@ -16,6 +16,42 @@ inline void nibbles_of_row(const float* x, int64_t n, float minimum, float inver
   }
 }
 
+// NaN where x is infinite or NaN, else 0.
+inline float fault_of(float x) { return x - x; }
+
+// Scales and minimums of a block, and what fetches those of the next part.
+inline void load_scales(const float* from, int bits, float* scale, float* minimum) {
+  const int step = bits == 8 ? 1 : 2;
+  for (int i = 0; i < step; ++i) __builtin_prefetch(from + step * kPart + i * kTokens);
+  if (bits == 8) {
+    for (int n = 0; n < kTokens; ++n) scale[n] = from[n], minimum[n] = 0.f;
+  } else {
+    for (int n = 0; n < kTokens; ++n) scale[n] = from[2 * n], minimum[n] = from[2 * n + 1];
+  }
+}
+
+inline void scales_of_block(const CacheScalesArgs* args) {
+  constexpr float kSmallest = 0x1p-126f, kFault = __builtin_nanf("");
+  if (args->keys == nullptr) {
+    for (float* to : {args->key_scale, args->key_minimum, args->value_scale, args->value_minimum}) {
+      __builtin_memset(to, 0, kTokens * sizeof(float));
+    }
+    return;
+  }
+  float k[kTokens], k_low[kTokens], v[kTokens], v_low[kTokens];
+  load_scales(args->keys, args->key_bits, k, k_low);
+  load_scales(args->values, args->value_bits, v, v_low);
+  for (int n = 0; n < kTokens; ++n) {
+    const float of_value = fault_of(v[n]) + fault_of(v_low[n]);
+    const float fault = fault_of(k[n]) + fault_of(k_low[n]) + of_value;
+    args->key_scale[n] = fault == 0.f ? k[n] : kFault;
+    args->key_minimum[n] = fault == 0.f ? k_low[n] : 0.f;
+    const float scale = of_value == 0.f ? v[n] : 0.f;
+    args->value_scale[n] = scale > kSmallest ? scale : 0.f;
+    args->value_minimum[n] = of_value == 0.f ? v_low[n] : 0.f;
+  }
+}
+
 // code * scale, or code * scale + minimum, of token n.                                      (K2)
 template <int kBits>
 inline float value_of(int code, const float* scale, int n) {

@@ -1,185 +1,107 @@
-// Scores of a few rows of queries with the keys of a cache, 16 keys side by side, and what softmax
-// makes of them. (K3) (K4)
+// Queries of a cache as codes of 16 bits, their scores with panels of keys, and what joins the
+// parts of a row. (K3) to (K5)
 #pragma once
 
-#include "cpu/kernels/rows/cache_codes.h"
-#include "cpu/kernels/rows/softmax_mask.h"
+#include "cpu/kernels/rows/activation.h"
+#include "cpu/kernels/rows/softmax.h"
+#include "cpu/kernels/rows/store.h"
 
 namespace qfx::cpu {
 namespace {  // internal linkage: each instruction set compiles its own
 
-// Of four features of kFloats keys those from `first` on: four, or two, or as many as there are.
-template <int kBits>
-inline void features(const uint8_t* codes, int first, int64_t count, Floats* x) {
-  if constexpr (kBits == 8) {
-    for (int c = 0; c < count; ++c) x[c] = signed_codes(codes + (first + c) * kTokens);
-  } else {
-    halves(codes + first / 2 * kTokens, x, x + 1);
-    if (count > 2) halves(codes + kTokens, x + 2, x + 3);
+// c = rne(q / scale), its bytes; the sum of all c.                                          (K3)
+inline int32_t codes_of_query(const CacheQueryArgs* args) {
+  constexpr float kRound = 12582912.f;  // 1.5 * 2^23: adding it rounds to an integer
+  const float* __restrict q = args->q;
+  uint8_t* __restrict high = args->high, * __restrict low = args->low;
+  const int offset = args->offset;
+  int32_t sum = 0;
+  for (int64_t i = 0; i < args->features; ++i) {
+    const int32_t c =
+        static_cast<int32_t>(bits_of(fma(q[i], args->inverse, kRound)) - bits_of(kRound));
+    high[i] = static_cast<uint8_t>(((c + 128) >> 8) + offset);
+    low[i] = static_cast<uint8_t>(c + offset);
+    sum += c;
   }
-}
-
-// s[r][c] = the chain of features i with i mod 4 = first + c.                                (K3)
-template <int kRows, int kChains, int kBits, bool kFetch>
-inline void chains(const uint8_t* at, int64_t d, int first, const float* q, int64_t stride,
-                   Floats (*s)[4]) {
-  constexpr int64_t kStep = 4 * kTokens * kBits / 8;
-  Floats sums[kRows][kChains] = {};
-  q += first;
-  int64_t i = 0;
-  for (; i + 4 <= d; i += 4, at += kStep) {
-    if constexpr (kFetch) fetch_ahead(at);
-    Floats x[kChains];
-    features<kBits>(at, first, kChains, x);
-#pragma GCC unroll 4
-    for (int r = 0; r < kRows; ++r) {
-#pragma GCC unroll 4
-      for (int c = 0; c < kChains; ++c) {
-        sums[r][c] = multiply_add(all_of(q[r * stride + i + c]), x[c], sums[r][c]);
-      }
-    }
-  }
-  const int64_t left = d - i - first, rest = left < kChains ? left : kChains;
-  if (rest > 0) {
-    Floats x[4] = {};
-    features<kBits>(at, first, rest, x);
-#pragma GCC unroll 4
-    for (int r = 0; r < kRows; ++r) {
-#pragma GCC unroll 4
-      for (int c = 0; c < kChains; ++c) {
-        if (c < rest) sums[r][c] = multiply_add(all_of(q[r * stride + i + c]), x[c], sums[r][c]);
-      }
-    }
-  }
-#pragma GCC unroll 4
-  for (int r = 0; r < kRows; ++r) {
-#pragma GCC unroll 4
-    for (int c = 0; c < kChains; ++c) s[r][first + c] = sums[r][c];
-  }
-}
-
-// dots[r][n] = (s0 + s1) + (s2 + s3). (K3)
-template <int kRows, int kBits>
-inline void dots_of_block(const uint8_t* codes, int64_t d, const float* q, int64_t stride,
-                          float (*dots)[kTokens]) {
-  constexpr int kChains = 4 * kRows <= kRoom ? 4 : 2;
-  for (int part = 0; part < kTokens; part += kFloats) {
-    Floats s[kRows][4];
-    chains<kRows, kChains, kBits, true>(codes + part, d, 0, q, stride, s);
-    if constexpr (kChains == 2) {
-      chains<kRows, kChains, kBits, false>(codes + part, d, 2, q, stride, s);
-    }
-#pragma GCC unroll 4
-    for (int r = 0; r < kRows; ++r) {
-      const Floats sum = (s[r][0] + s[r][1]) + (s[r][2] + s[r][3]);
-      __builtin_memcpy(dots[r] + part, &sum, sizeof(sum));
-    }
-  }
-}
-
-// The scales of a block, and in 4 bits its minimums.
-template <int kBits>
-inline void scales_of_block(const float* scale, float* scales, float* minimums) {
-  for (int n = 0; n < kTokens; ++n) {
-    scales[n] = scale[kBits == 8 ? n : 2 * n];
-    if constexpr (kBits == 4) minimums[n] = scale[2 * n + 1];
-  }
+  return sum;
 }
 
 // softcap tanh(t / softcap), by tanh(u) = 1 - 2 / (exp(2 u) + 1).                           (K3)
 inline void cap_scores(float softcap, float* scores) {
   const float twice = 2.f / softcap, span = 2.f * softcap;
-  for (int n = 0; n < kTokens; ++n) scores[n] = softcap - span / (exp_of(scores[n] * twice) + 1.f);
+  for (int n = 0; n < kPanel; ++n) scores[n] = softcap - span / (exp_of(scores[n] * twice) + 1.f);
 }
 
-// What a block of scores becomes: times the keys' scales, capped, plus the mask.            (K3)
-template <int kBits>
-inline void finish_scores(const float* dots, const float* scales, const float* minimums,
-                          float q_sum, float softcap, const float* added, int64_t keys,
-                          float* scores) {
-  for (int n = 0; n < kTokens; ++n) {
-    float t = dots[n] * scales[n];
-    if constexpr (kBits == 4) t = t + q_sum * minimums[n];
-    scores[n] = t;
+// What the integers of a row and a panel become: each(n, t) for every key.
+template <typename F>
+inline void scores_of_panel(const CacheScoreArgs& args, int64_t r, int64_t panel,
+                            const uint32_t* __restrict zero, const F& each) {
+  const float* __restrict scale = args.key_scale + panel * kPanel;
+  const int32_t* __restrict high = args.raw + (panel * kBytes * args.rows + r) * kPanel;
+  const int32_t* __restrict low = high + args.rows * kPanel;
+  const uint32_t add_high = static_cast<uint32_t>(args.add[r]),
+                 add_low = static_cast<uint32_t>(args.add[args.rows + r]);
+  const float row_scale = args.row_scale[r];
+  for (int n = 0; n < kPanel; ++n) {
+    const uint32_t h = static_cast<uint32_t>(high[n]) + add_high - zero[n];
+    const uint32_t l = static_cast<uint32_t>(low[n]) + add_low - zero[n];
+    const float sum = static_cast<float>(static_cast<int32_t>(h)) * 256.f +
+                      static_cast<float>(static_cast<int32_t>(l));
+    each(n, sum * (row_scale * scale[n]));
   }
-  if (softcap != 0.f) cap_scores(softcap, scores);
-  if (added != nullptr) {
-    for (int n = 0; n < kTokens; ++n) {
-      const float b = added[n], t = scores[n] + b;
-      scores[n] = b == -kInfinity ? -kInfinity : t;
+}
+
+// Minimums, the softcap and the mask.
+inline void change_scores(const CacheScoreArgs& args, int64_t r, int64_t at, float* t) {
+  if (args.minimum != nullptr) {
+    const float sum = args.row_sum[r];
+    for (int n = 0; n < kPanel; ++n) t[n] = t[n] + sum * args.minimum[at + n];
+  }
+  if (args.softcap != 0.f) cap_scores(args.softcap, t);
+  if (args.mask[r] != nullptr) add_mask(t, args.mask[r] + at);
+}
+
+inline void cache_scores(const CacheScoreArgs* given) {
+  const CacheScoreArgs args = *given;
+  const bool all_change = args.minimum != nullptr || args.softcap != 0.f;
+  for (int64_t p = 0; p < args.panels; ++p) {
+    const int64_t at = p * kPanel;
+    alignas(64) uint32_t zero[kPanel];
+    for (int n = 0; n < kPanel; ++n) {
+      zero[n] = static_cast<uint32_t>(args.mul) * static_cast<uint32_t>(args.colsum[at + n]);
     }
-  }
-  for (int64_t n = keys; n < kTokens; ++n) scores[n] = -kInfinity;
-}
-
-template <int kBits>
-inline void cache_scores_of(const CacheScoreArgs& args) {
-  constexpr int64_t kPairs = kBits == 8 ? 1 : 2;
-  const int64_t block_bytes = args.d * kTokens * kBits / 8;
-  for (int64_t i = 0; i < args.seen.count; ++i) {
-    const int64_t stored = args.seen.stored[i], first = int64_t{args.seen.at[i]} * kTokens;
-    const uint8_t* codes = args.codes + stored * block_bytes;
-    alignas(64) float scales[kTokens], minimums[kTokens];
-    scales_of_block<kBits>(args.scale + stored * kTokens * kPairs, scales, minimums);
-    const int64_t left = args.seen.length - first, keys = left < kTokens ? left : kTokens;
-    for (int64_t r = 0, count; r < args.rows; r += count) {
-      count = rows_at_once(args.rows - r);
-      alignas(64) float dots[4][kTokens];
-      by_rows(count, [&]<int kRows>() {
-        dots_of_block<kRows, kBits>(codes, args.d, args.q + r * args.q_stride, args.q_stride, dots);
-      });
-      for (int64_t j = 0; j < count; ++j) {
-        const float* added = args.added == nullptr ? nullptr : args.added[r + j] + first;
-        finish_scores<kBits>(dots[j], scales, minimums, args.q_sum[r + j], args.softcap, added,
-                             keys, args.scores + (r + j) * args.stride + i * kTokens);
+    for (int64_t r = 0; r < args.rows; ++r) {
+      float* __restrict out = args.out + r * args.stride + at;
+      float* __restrict top = args.top + r * kPanel;
+      if (!all_change && args.mask[r] == nullptr) {
+        scores_of_panel(args, r, p, zero,
+                        [&](int n, float t) { out[n] = t, top[n] = larger(t, top[n]); });
+        continue;
       }
+      alignas(64) float t[kPanel];
+      scores_of_panel(args, r, p, zero, [&](int n, float score) { t[n] = score; });
+      change_scores(args, r, at, t);
+      for (int n = 0; n < kPanel; ++n) out[n] = t[n], top[n] = larger(t[n], top[n]);
     }
   }
 }
 
-inline void cache_scores(const CacheScoreArgs* args) {
-  args->bits == 8 ? cache_scores_of<8>(*args) : cache_scores_of<4>(*args);
+// The weight of what has the greatest score `top` beside what has `most`.                  (K5)
+inline float share_of(float top, float most) {
+  const float t = top - most;
+  return select(t < -80.f, 0.f, exp_of(t));
 }
 
-// The greatest of `count` scores, in whole blocks; a NaN among them shows in the sum.
-inline float greatest_score(const float* scores, int64_t count) {
-  float top[kTokens];
-  for (int n = 0; n < kTokens; ++n) top[n] = -kInfinity;
-  for (int64_t i = 0; i < count; i += kTokens) {
-    for (int n = 0; n < kTokens; ++n) top[n] = larger(scores[i + n], top[n]);
-  }
-  float most = -kInfinity;
-  for (int n = 0; n < kTokens; ++n) most = larger(top[n], most);
-  return most;
-}
-
-// scores -> u = exp(score - top) * the value's scale, 0 where a key is hidden.              (K4)
-template <int kBits>
-inline CacheSums cache_softmax_of(const CacheSoftmaxArgs& args) {
-  constexpr int64_t kPairs = kBits == 8 ? 1 : 2;
-  const float most = greatest_score(args.scores, args.seen.count * kTokens);
-  const float top = most == -kInfinity ? 0.f : most;
-  float weights[kTokens] = {}, sums[kTokens] = {};
-  for (int64_t i = 0; i < args.seen.count; ++i) {
-    float scales[kTokens], minimums[kTokens];
-    scales_of_block<kBits>(args.scale + args.seen.stored[i] * kTokens * kPairs, scales, minimums);
-    float* scores = args.scores + i * kTokens;
-    for (int n = 0; n < kTokens; ++n) {
-      const float t = scores[n] - top, p = select(t < -80.f, 0.f, exp_of(t));
-      const float u = p * scales[n];
-      weights[n] = weights[n] + p;
-      if constexpr (kBits == 4) {
-        const float m = p * minimums[n];
-        sums[n] = sums[n] + select(scores[n] == -kInfinity, 0.f, m);
-      }
-      scores[n] = select(scores[n] == -kInfinity, 0.f, u);
-    }
-  }
-  return {total(weights), total(sums)};
-}
-
-inline CacheSums cache_softmax(const CacheSoftmaxArgs* args) {
-  return args->bits == 8 ? cache_softmax_of<8>(*args) : cache_softmax_of<4>(*args);
+inline void merge_part(const CacheMergeArgs* args) {
+  const CacheSums part = args->part, before = *args->all;
+  if (part.sum == 0.f) return;  // the row sees no key of it
+  const bool first = before.sum == 0.f;
+  const float most = first ? part.top : larger(part.top, before.top);
+  const float a = first ? 0.f : share_of(before.top, most), b = share_of(part.top, most);
+  *args->all = {most, before.sum * a + part.sum * b, 0.f};
+  float* __restrict y = args->y;
+  const float* __restrict part_y = args->part_y;
+  for (int64_t e = 0; e < args->e; ++e) y[e] = y[e] * a + (part_y[e] + part.minimums) * b;
 }
 
 }  // namespace

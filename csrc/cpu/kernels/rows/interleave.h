@@ -94,18 +94,22 @@ inline void interleave_keys(const int8_t* codes, int64_t stride, int64_t groups,
   }
 }
 
-// codes[32][stride] of values, 32 features of them -> out[8][32][4], the value contracted; sums
-// over the values.
-inline void interleave_values(const int8_t* codes, int64_t stride, int8_t* out, int32_t* sums) {
+// Four rows of 16 bytes -> a word of each column.
+inline __m512i words_of_columns(__m512i rows) {
   const __m512i turn = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
   const __m512i in_words =
       _mm512_broadcast_i32x4(_mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15));
+  return _mm512_shuffle_epi8(_mm512_permutexvar_epi32(turn, rows), in_words);
+}
+
+// codes[32][stride] of values, 32 features of them -> out[8][32][4], the value contracted; sums
+// over the values.
+inline void interleave_values(const int8_t* codes, int64_t stride, int8_t* out, int32_t* sums) {
   __m512i sum[2] = {_mm512_setzero_si512(), _mm512_setzero_si512()};
   for (int i = 0; i < kPanel; i += kGroup, codes += kGroup * stride) {
 #pragma GCC unroll 2
     for (int half = 0; half < 2; ++half, out += 64) {
-      const __m512i columns = _mm512_permutexvar_epi32(turn, quarters(codes + 16 * half, stride));
-      const __m512i words = _mm512_shuffle_epi8(columns, in_words);
+      const __m512i words = words_of_columns(quarters(codes + 16 * half, stride));
       sum[half] = add_bytes(sum[half], words);
       _mm512_storeu_si512(out, words);
     }

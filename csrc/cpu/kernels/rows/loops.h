@@ -2,7 +2,8 @@
 // set's file compiles with its own flags. The same bits on all of them.
 #pragma once
 
-#include "cpu/kernels/rows/cache_mix.h"
+#include "cpu/kernels/rows/cache_few.h"
+#include "cpu/kernels/rows/cache_panels.h"
 #include "cpu/kernels/rows/cache_rows.h"
 #include "cpu/kernels/rows/cache_score.h"
 #include "cpu/kernels/rows/columns.h"
@@ -66,9 +67,13 @@ constexpr AttentionKernels kAttentionKernels = {
     .score_keys = score_keys,
     .exponentials = exponentials,
     .mix_values = mix_values,
-    .cache = {.score = cache_scores,
-              .softmax = cache_softmax,
-              .mix = cache_mix,
+    .cache = {.key_panels = key_panels_of_quad,
+              .value_panels = value_panels_of_quad,
+              .few = kCacheFew,
+              .scales = scales_of_block,
+              .query = codes_of_query,
+              .score = cache_scores,
+              .merge = merge_part,
               .nibbles = nibbles_of_row,
               .keys = keys_of_block,
               .values = values_of_block},

@@ -69,7 +69,7 @@ inline void greatest_of_rows(const float* top, int64_t rows, float* out) {
 // counts, zeros. A row that sees nothing has the sum 0, one with a fault NaN.         (A4) (A5)
 inline SoftmaxSums softmax_row(const SoftmaxArgs* args) {
   const float top = args->greatest == -kInfinity ? 0.f : args->greatest;
-  float sum[kPanel] = {}, most[kPanel] = {};
+  float sum[kPanel] = {}, most[kPanel] = {}, low[kPanel] = {};
   const float* __restrict value_scale = args->value_scale;
   float* __restrict u = args->scores;
   int64_t first = 0;
@@ -77,6 +77,9 @@ inline SoftmaxSums softmax_row(const SoftmaxArgs* args) {
     float w[kPanel];
     for (int n = 0; n < kPanel; ++n) w[n] = weight_of(u[first + n] - top);
     for (int n = 0; n < kPanel; ++n) sum[n] = sum[n] + w[n];
+    for (int n = 0; args->minimum != nullptr && n < kPanel; ++n) {
+      low[n] = low[n] + w[n] * args->minimum[first + n];
+    }
     for (int n = 0; n < kPanel; ++n) {
       const float v = w[n] * value_scale[first + n];
       most[n] = larger(v, most[n]);
@@ -85,7 +88,7 @@ inline SoftmaxSums softmax_row(const SoftmaxArgs* args) {
   }
   for (; first < args->width; ++first) u[first] = 0.f;
   const float largest = by_halves<larger>(most);
-  return {by_halves<plus>(sum), largest > 0x1p-100f ? largest : 0x1p-100f};
+  return {by_halves<plus>(sum), largest > 0x1p-100f ? largest : 0x1p-100f, by_halves<plus>(low)};
 }
 
 // P = rne(u * factor), its two bytes plus `offset` each.                                   (A5)

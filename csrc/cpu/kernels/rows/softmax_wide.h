@@ -94,25 +94,28 @@ inline Vector weight_of(Vector x) {
 
 inline SoftmaxSums softmax_row(const SoftmaxArgs* args) {
   const Vector top = all(args->greatest == -kInfinity ? 0.f : args->greatest);
-  Vector sum[kVectors], most[kVectors];
+  Vector sum[kVectors], most[kVectors], low[kVectors];
 #pragma GCC unroll 4
-  for (int i = 0; i < kVectors; ++i) sum[i] = most[i] = all(0.f);
+  for (int i = 0; i < kVectors; ++i) sum[i] = most[i] = low[i] = all(0.f);
+  const float *scale = args->value_scale, *minimum = args->minimum;
   float* u = args->scores;
+  const int64_t keys = args->keys;
   int64_t first = 0;
-  for (; first < args->keys; first += kPanel) {
+  for (; first < keys; first += kPanel) {
 #pragma GCC unroll 4
     for (int i = 0; i < kVectors; ++i) {
       const int64_t at = first + i * kLanes;
       const Vector w = weight_of(subtract(load(u + at), top));
-      const Vector v = multiply(w, load(args->value_scale + at));
+      const Vector v = multiply(w, load(scale + at));
       sum[i] = add(sum[i], w);
+      if (minimum != nullptr) low[i] = add(low[i], multiply(w, load(minimum + at)));
       most[i] = larger(v, most[i]);
       store(u + at, v);
     }
   }
   for (; first < args->width; ++first) u[first] = 0.f;
   const float largest = by_halves<larger>(most);
-  return {by_halves<add>(sum), largest > 0x1p-100f ? largest : 0x1p-100f};
+  return {by_halves<add>(sum), largest > 0x1p-100f ? largest : 0x1p-100f, by_halves<add>(low)};
 }
 
 #if defined(__AVX512BW__)

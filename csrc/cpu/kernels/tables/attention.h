@@ -62,15 +62,17 @@ struct ScoreArgs {
 
 // A row of attention scores, which become weights times the values' scales.
 struct SoftmaxArgs {
-  float* scores;             // [width]
-  int64_t width, keys;       // width: whole panels; keys: the first of them that count
-  float greatest;            // score
-  const float* value_scale;  // [width]
+  float* scores;                   // [width]
+  int64_t width, keys;             // width: whole panels; keys: the first of them that count
+  float greatest;                  // score
+  const float* value_scale;        // [width]
+  const float* minimum = nullptr;  // [width], of the values, or null
 };
 
-// The sum of the weights, and the greatest product of a weight and a scale.
+// The sum of the weights, the greatest product of a weight and a scale, and the sum of the weights
+// times the minimums.
 struct SoftmaxSums {
-  float sum, top;
+  float sum, top, minimums;
 };
 
 // A panel of attention's outputs, from the tiles of both bytes of the probabilities:
