@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from qfx.nn.experts_like import why_no_experts_scheme
-from qfx.nn.frozen import freeze
+from qfx.nn.frozen import Frozen, float_weight, freeze
 from qfx.nn.frozen_state import PARTS, FrozenState, scheme_tensor, taken_from
 from qfx.nn.loading import Checked, Mismatched
 from qfx.nn.scheme_tensor import KEY
@@ -37,6 +37,7 @@ class StackedWeight(Checked):
     """
 
     packed: Tensor
+    bias: nn.Parameter | None
 
     def __init__(
         self, packed: Tensor, scheme: Scheme, n: int, k: int, bias: nn.Parameter | None = None
@@ -60,6 +61,10 @@ class StackedWeight(Checked):
     def experts(self) -> int:
         """E, the number of experts."""
         return self.packed.shape[0]
+
+    def dequantized(self, e: int) -> Tensor:
+        """Returns the weight [N, K] of an expert as a new tensor, float32."""
+        return float_weight(Frozen(self.packed[e]), self.scheme, self.n, self.k)
 
     def _hold(self, packed: Tensor, scheme: Scheme) -> None:
         assert scheme.x is not None
