@@ -61,7 +61,7 @@ def experts_call(
     x, expert, routing = given
     int8: Callable[[], Tensor] = partial(module.forward, *given)
     exact: Callable[[], Tensor] = partial(in_float, module, x.float(), expert, routing.float())
-    timed: Callable[[], Tensor] = partial(in_float, module, *given, _kept(x.dtype))
+    timed: Callable[[], Tensor] = partial(in_float, module, x, expert, routing, _kept(x.dtype))
     if reference is not None:
         dtype = next(reference.parameters()).dtype
         exact = timed = partial(reference, x.to(dtype), expert, routing.to(dtype))
