@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from qfx.host.autograd import below_autograd, in_forward_mode
 from qfx.nn.experts_like import (
@@ -77,6 +77,8 @@ class Experts(nn.Module):
         slot; an expert from E on does not exist, and its slot adds nothing. `top_k_weights` [T, S]:
         what multiplies it. There is no gradient: a backward raises an error."""
         given = (hidden_states, top_k_index, top_k_weights)
+        if isinstance(hidden_states, fx.Proxy):
+            return self._run(*given)
         needed = torch.is_grad_enabled() and any(t.requires_grad for t in (*given, *self._biases()))
         if needed or torch.compiler.is_compiling() or in_forward_mode():
             return self._run(*given)

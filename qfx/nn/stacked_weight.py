@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import torch
@@ -162,6 +163,20 @@ class StackedWeight(Checked):
                 "model"
             )
         return super()._apply(fn, recurse)
+
+
+def _sent(weight: StackedWeight) -> tuple[Any, ...]:
+    """Pickles a module for multiprocessing, so that processes share the memory of its tensors."""
+    return _received, (nn.Module.__getstate__(weight),)
+
+
+def _received(state: dict[str, Any]) -> StackedWeight:
+    made = StackedWeight.__new__(StackedWeight)
+    nn.Module.__setstate__(made, state)
+    return made
+
+
+ForkingPickler.register(StackedWeight, _sent)
 
 
 def _packed(found: Iterable[FrozenState], k: int) -> Tensor:

@@ -28,6 +28,11 @@ HYBRID = {
     "num_experts": E, "expert_layer_period": 1, "expert_layer_offset": 0, "attn_layer_period": 2,
     "attn_layer_offset": 1, "mamba_d_state": 8, "mamba_dt_rank": 8,
 }  # fmt: skip
+NEXT = {
+    "num_experts": E, "moe_intermediate_size": J, "shared_expert_intermediate_size": 32,
+    "num_hidden_layers": 4, "head_dim": 16, "linear_num_value_heads": 4,
+    "linear_num_key_heads": 2, "linear_key_head_dim": 16, "linear_value_head_dim": 16,
+}  # fmt: skip
 # The class without its ending, its settings, and the largest share of multiply-adds by weights
 # that are int8 if the experts are not.
 MODELS: dict[str, tuple[str, dict[str, Any], float]] = {
@@ -38,6 +43,7 @@ MODELS: dict[str, tuple[str, dict[str, Any], float]] = {
     "deepseek-v3": ("DeepseekV3", LATENT, 0.8),
     "granite": ("GraniteMoe", {"num_local_experts": E}, 0.4),
     "jamba": ("Jamba", HYBRID, 0.5),
+    "qwen3-next": ("Qwen3Next", NEXT, 0.8),
 }
 BY_MODEL = pytest.mark.parametrize("name", MODELS)
 SCHEMES = ["w8a8", "w8a8-symmetric", "w8a8-groups", "w7a7", "w5a8", "w4a8"]

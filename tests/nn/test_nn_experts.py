@@ -112,6 +112,8 @@ def test_compiled_and_with_or_without_recording() -> None:
         assert same_bits(compiled(*given), wanted)
     with torch.inference_mode():
         assert same_bits(made(*given), wanted)
+    traced = qfx.trace(made)
+    assert same_bits(traced(*given), wanted)
     y = made(given[0].requires_grad_(), *given[1:])
     assert same_bits(y.detach(), wanted)
     with pytest.raises(NotImplementedError, match=r"experts is an inference operator .* float"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 from collections.abc import Callable
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,7 @@ def test_float_weights_are_given_up_product_by_product(monkeypatch: pytest.Monke
 COPIES: dict[str, Callable[[Any], Any]] = {
     "deepcopy": copy.deepcopy,
     "pickle": lambda m: pickle.loads(pickle.dumps(m)),
+    "for another process": lambda m: pickle.loads(ForkingPickler.dumps(m)),
 }
 
 
