@@ -23,10 +23,8 @@ from qfx.values.scheme import PER_COLUMN, PER_TENSOR, Scheme
 from qfx.weights.offload import drop_file_pages
 
 _UPS = ("gate_up_proj", "up_proj")
-_INTERFACE = (
-    "has_gate", "has_bias", "is_transposed", "has_post_expert_norm", "_is_expert_parallel",
-    "_apply_gate",
-)  # fmt: skip
+_GATE, _PARALLEL = "_apply_gate", "_is_expert_parallel"  # transformers' names
+_INTERFACE = ("has_gate", "has_bias", "is_transposed", "has_post_expert_norm", _GATE, _PARALLEL)
 _ROUTERS = {"gate", "router"}  # names of modules that choose experts
 
 
@@ -125,9 +123,9 @@ def experts_fault(module: nn.Module) -> str:
 def gate_of(module: Any) -> ExpertGate | None:
     """Returns what a block computes between its products, found by trying it on values; None if no
     arguments of `experts` compute the same. (X2)"""
-    u = _values()
+    u, between = _values(), getattr(module, _GATE) if module.has_gate else module.act_fn
     for found in _candidates(module):
-        wanted = module._apply_gate(u) if found.gate != "none" else module.act_fn(u)
+        wanted = between(u)
         if torch.allclose(gated(u, *found), wanted, rtol=1e-5, atol=1e-6):
             return found
     return None
@@ -167,7 +165,7 @@ def _reasons(module: Any) -> Iterator[str]:
         return
     if module.has_post_expert_norm:
         yield f"{kind} has a norm after each expert"
-    if module._is_expert_parallel:
+    if getattr(module, _PARALLEL):
         yield f"{kind} has only some of the experts, others are on other ranks"
     products = products_of(module)
     known = {name for p in products for name in (p.name, f"{p.name}_bias")}

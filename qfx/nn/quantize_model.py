@@ -58,17 +58,22 @@ def quantize_(model: nn.Module, config: Configurable = None) -> nn.Module:
     each call (weight_norm, spectral_norm, pruning), that have a forward of their own (accelerate),
     hooks on their state dict, or hooks of `register_backward_hook`.
     """
-    replace(*_modules(model, Config.of(config)))
+    return quantized(model, Config.of(config), experts=True)
+
+
+def quantized(model: nn.Module, config: Config, experts: bool) -> nn.Module:
+    """Does what `quantize_` does. `experts`: whether experts become int8."""
+    replace(*_modules(model, config, experts))
     trim()  # nothing refers to the float weights any more
     notify_listeners(model)
     return model
 
 
 def _modules(
-    model: nn.Module, config: Config
+    model: nn.Module, config: Config, experts: bool
 ) -> tuple[Selection, dict[str, Linear | Embedding | Experts]]:
     """Returns the selection, and the new module for each name that is replaced."""
-    found, hows = planned(model, config, "quantize_", experts=True)
+    found, hows = planned(model, config, "quantize_", experts)
     factors = factors_without_graph(model, "quantize_") if config.smoothing else {}
     each: dict[nn.Module, Linear | Embedding | Experts] = {}
     tied: dict[Any, Linear] = {}  # by the float weight, its orientation and its quantization

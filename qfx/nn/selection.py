@@ -84,9 +84,9 @@ def select_modules(
 
     Raises ValueError if a pattern matches no module, and if there is no such linear at all.
     """
-    modules = model.named_modules(remove_duplicate=False)
-    linears = {n: m for n, m in modules if n and _is_float(m, embeddings, experts)}
-    check_names(config, linears)
+    modules = dict(model.named_modules(remove_duplicate=False))
+    linears = {n: m for n, m in modules.items() if n and _is_float(m, embeddings, experts)}
+    check_names(config, [*linears, *(n for n, m in modules.items() if n and is_experts(m))])
     check_unsharded(model, who)
     selective = bool(config.skip or config.only or config.recipe)
     found = Selection(who, model, linears, {}, {}, {}, selective)

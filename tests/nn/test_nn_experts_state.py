@@ -17,6 +17,7 @@ from torch import Tensor, nn
 import qfx
 from qfx.io.errors import UserError
 from qfx.nn import Experts
+from qfx.nn.experts_like import is_experts
 from qfx.nn.stacked_weight import StackedWeight
 from tests.conftest import same_bits
 from tests.lib.experts_blocks import (
@@ -92,6 +93,29 @@ def test_a_state_dict_brings_its_scheme(scheme: str) -> None:
     assert other.scheme == made.scheme
     with torch.no_grad():
         assert same_bits(other(*routed()), made(*routed()))
+
+
+def test_a_model_without_values_takes_a_state_dict() -> None:
+    """A model that is made and quantized on the meta device needs no float weights."""
+    model = qfx.quantize_(model_of("gpt-oss"))
+    with torch.device("meta"):
+        empty: Any = type(model)(model.config).eval()
+    qfx.quantize_(empty)
+    state = model.state_dict()
+    with pytest.raises(RuntimeError, match=r"experts.up.codes: the module is on the meta device"):
+        empty.model.layers[0].mlp.load_state_dict(
+            {name.removeprefix("model.layers.0.mlp."): t for name, t in state.items()}, strict=False
+        )
+    empty.load_state_dict(state, assign=True)
+    empty.model.rotary_emb = model.model.rotary_emb
+    with torch.no_grad():
+        assert same_bits(empty(IDS).logits, model(IDS).logits)
+
+
+def test_patterns_for_experts_are_known_where_experts_stay_float() -> None:
+    config = qfx.Config(skip=["experts"])
+    model = qfx.prepare_qat(model_of("mixtral"), IDS, config=config)
+    assert is_experts(model.model.layers[0].mlp.experts)
 
 
 FAULTS: dict[str, Callable[[dict[str, Tensor]], Any]] = {
