@@ -149,7 +149,8 @@ class StackedWeight(Checked):
         saved = state.pop("saved")
         super().__setstate__(state)
         count = saved["codes"].shape[0]
-        self.register_buffer("packed", torch.empty(count, 0, dtype=torch.int8), persistent=False)
+        empty = torch.empty(count, 0, dtype=torch.int8, device="cpu")
+        self.register_buffer("packed", empty, persistent=False)
         found = self._checked(saved, "")
         assert found is not None
         self._put(found, True)

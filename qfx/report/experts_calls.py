@@ -94,7 +94,7 @@ def in_float(
     for e in expert.unique().tolist():
         if e >= module.num_experts:
             continue
-        tokens, slots = torch.where(expert == e)
+        tokens, slots = (expert == e).nonzero(as_tuple=True)
         h = gated(linear(module.up, e, x[tokens]), *module.gate)
         part = linear(module.down, e, h) * routing[tokens, slots, None].to(h.dtype)
         y.index_add_(0, tokens, part)
