@@ -20,7 +20,7 @@ from qfx.io.errors import UserError, printable
 from qfx.nn.embedding import Embedding
 from qfx.nn.linear import Linear
 from qfx.nn.linear_like import is_embedding, is_transposed
-from qfx.nn.quantize_model import made, planned, quantized
+from qfx.nn.quantize_model import made, planned, quantize_linears
 from qfx.nn.replace import replace
 from qfx.nn.selection import Selection
 from qfx.nn.stored_modules import check_no_experts, notify_listeners, stored_linears
@@ -147,7 +147,7 @@ class QfxQuantizer(HfQuantizer):
             assert self.parallel is not None
             _put_together(model, self.parallel)
         elif self.found is None:
-            quantized(model, self.quantization_config.config, experts=False)
+            quantize_linears(model, self.quantization_config.config)
         else:
             for linear in [*self.hows]:
                 if linear not in self.made and (why := unquantizable(linear.weight)):

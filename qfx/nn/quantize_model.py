@@ -58,12 +58,17 @@ def quantize_(model: nn.Module, config: Configurable = None) -> nn.Module:
     each call (weight_norm, spectral_norm, pruning), that have a forward of their own (accelerate),
     hooks on their state dict, or hooks of `register_backward_hook`.
     """
-    return quantized(model, Config.of(config), experts=True)
+    replace(*_modules(model, Config.of(config), experts=True))
+    return _settled(model)
 
 
-def quantized(model: nn.Module, config: Config, experts: bool) -> nn.Module:
-    """Does what `quantize_` does. `experts`: whether experts become int8."""
-    replace(*_modules(model, config, experts))
+def quantize_linears(model: nn.Module, config: Config) -> nn.Module:
+    """Does what `quantize_` does, and leaves experts float."""
+    replace(*_modules(model, config, experts=False))
+    return _settled(model)
+
+
+def _settled(model: nn.Module) -> nn.Module:
     trim()  # nothing refers to the float weights any more
     notify_listeners(model)
     return model
