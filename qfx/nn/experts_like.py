@@ -138,7 +138,7 @@ def routers(model: nn.Module, name: str) -> dict[str, nn.Module]:
     count, _, k = products_of(model.get_submodule(name))[0].weights.shape
     found = {}
     for at, module in model.get_submodule(beside).named_modules():
-        weight, parts = module._parameters.get("weight"), set(at.split("."))
+        weight, parts = _parameter(module, "weight"), set(at.split("."))
         chooses = weight is not None and tuple(weight.shape) == (count, k)
         if chooses and parts & _ROUTERS and last not in parts:
             found[f"{beside}.{at}" if beside else at] = module
@@ -146,8 +146,14 @@ def routers(model: nn.Module, name: str) -> dict[str, nn.Module]:
 
 
 def _is_stack(module: nn.Module, name: str) -> bool:
-    parameter = module._parameters.get(name)
+    parameter = _parameter(module, name)
     return parameter is not None and parameter.ndim == 3 and parameter.is_floating_point()
+
+
+def _parameter(module: nn.Module, name: str) -> nn.Parameter | None:
+    """Returns the parameter of this name, also of a module of TorchScript, or None."""
+    found = getattr(module, name, None)
+    return found if isinstance(found, nn.Parameter) else None
 
 
 def _is_transposed(module: Any) -> bool:

@@ -125,6 +125,13 @@ def test_patterns_name_blocks() -> None:
     assert type(other.lm_head) is nn.Linear
 
 
+def test_modules_of_torchscript_beside_experts_stay() -> None:
+    scripted = torch.jit.script(nn.Linear(H, E))
+    model = qfx.quantize_(nn.ModuleDict({"router": scripted, "experts": block_of("mixtral")}))
+    assert model["router"] is scripted
+    assert isinstance(model["experts"], Experts)
+
+
 def test_hooks_are_kept_and_another_forward_is_refused() -> None:
     model, seen = nn.ModuleDict({"experts": block_of("mixtral")}), []
     model["experts"].register_forward_hook(lambda *given: seen.append(given[0]))
