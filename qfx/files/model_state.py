@@ -15,7 +15,7 @@ from qfx.host.distributed import is_sharded
 from qfx.host.tensors import has_values, wraps_tensors
 from qfx.io.errors import UserError
 from qfx.nn.loading import Checked, StoredModule
-from qfx.nn.stored_modules import stored_linears
+from qfx.nn.stored_modules import check_no_experts, stored_linears
 from qfx.weights.change_detection import place_of
 
 # Compute buffers that are in no file, for models on the meta device; qfx.hf adds that of
@@ -47,6 +47,7 @@ def state_of(model: nn.Module) -> ModelState:
         )
     if isinstance(model, StoredModule):
         raise UserError("save: the model is a single linear: put it into a module")
+    check_no_experts(model, "save")
     if any(map(is_sharded, model.modules())):
         raise UserError("save: FSDP shards the model: gather its state dict first")
     for name, value in (*model.named_parameters(), *model.named_buffers()):

@@ -20,10 +20,10 @@ from qfx.io.errors import UserError, printable
 from qfx.nn.embedding import Embedding
 from qfx.nn.linear import Linear
 from qfx.nn.linear_like import is_embedding, is_transposed
-from qfx.nn.quantize_model import made, planned, quantize_
+from qfx.nn.quantize_model import made, planned, quantize_linears
 from qfx.nn.replace import replace
 from qfx.nn.selection import Selection
-from qfx.nn.stored_modules import notify_listeners, stored_linears
+from qfx.nn.stored_modules import check_no_experts, notify_listeners, stored_linears
 from qfx.nn.weight_faults import unquantizable, unserved_weight
 from qfx.values.scheme import Scheme
 from qfx.values.site_recipe import SiteRecipe
@@ -147,7 +147,7 @@ class QfxQuantizer(HfQuantizer):
             assert self.parallel is not None
             _put_together(model, self.parallel)
         elif self.found is None:
-            quantize_(model, self.quantization_config.config)
+            quantize_linears(model, self.quantization_config.config)
         else:
             for linear in [*self.hows]:
                 if linear not in self.made and (why := unquantizable(linear.weight)):
@@ -178,6 +178,7 @@ class QfxQuantizer(HfQuantizer):
 
         save_pretrained calls it before it writes any file, and writes config.json first.
         """
+        check_no_experts(model, "save_pretrained")
         with gathered(model):
             state, linears = marked_state(model), scheme_numbers(model)
         self.quantization_config.linears = linears

@@ -6,6 +6,7 @@ from qfx.nn import weight_rules as weight_rules
 from qfx.nn.binary import BinaryLinear
 from qfx.nn.convert_model import convert
 from qfx.nn.embedding import Embedding
+from qfx.nn.experts import Experts
 from qfx.nn.linear import Linear
 from qfx.nn.lsq import LSQLinear
 from qfx.nn.qat import prepare_binary, prepare_qat
@@ -15,6 +16,7 @@ from qfx.nn.sign_linear import SignLinear
 __all__ = [
     "BinaryLinear",
     "Embedding",
+    "Experts",
     "LSQLinear",
     "Linear",
     "SignLinear",

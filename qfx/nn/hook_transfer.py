@@ -19,6 +19,7 @@ from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
 from qfx.host.modules import has_old_backward_hook, pre_hooks, registries, share_hooks, state_hooks
+from qfx.nn.experts_like import is_experts
 
 _OWN_TENSORS = ("weight", "bias")
 # Utilities that compute a parameter before each call: the class of the hook, name, how to end it.
@@ -31,7 +32,10 @@ _MAKERS: tuple[tuple[type, str, str], ...] = (
 
 def _not_of_user(linear: nn.Module) -> frozenset[str]:
     """Returns the names of the attributes and tensors that every module of this class has, so that
-    no user added them."""
+    no user added them. Experts are not made to find out: what is no method of theirs is theirs."""
+    if is_experts(linear):
+        added = {name for name in vars(linear) if hasattr(type(linear), name)} | {"_hf_hook"}
+        return frozenset(vars(linear)).union(*registries(linear)) - added
     return _of_all(type(linear))  # type: ignore[arg-type]
 
 
@@ -87,6 +91,8 @@ def computed_weights(linear: nn.Module) -> Iterator[str]:
     """Yields the reasons why the parameters of `linear` cannot be taken over: another weight or
     bias is computed before each call, for example by a parametrization, or the weight is not [N,
     K]."""
+    if is_experts(linear):
+        return
     own = _OWN_TENSORS[:1] if isinstance(linear, nn.Embedding) else _OWN_TENSORS
     for name in own:
         if name not in linear._parameters:

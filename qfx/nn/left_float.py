@@ -8,6 +8,7 @@ from weakref import WeakKeyDictionary
 
 from torch import nn
 
+from qfx.nn.experts_like import is_experts
 from qfx.nn.linear_like import is_linear, sizes_of
 from qfx.nn.loading import Checked
 from qfx.nn.selection import why_faulty, why_not_taken
@@ -31,8 +32,13 @@ def why_left_float(model: nn.Module) -> dict[str, str]:
     return {
         name: _NOTED.get(module) or _found_again(name, module, attentions, config)
         for name, module in model.named_modules(remove_duplicate=False)
-        if (isinstance(module, nn.Linear) or is_linear(module)) and not isinstance(module, Checked)
+        if _may_be_left(module)
     }
+
+
+def _may_be_left(module: nn.Module) -> bool:
+    wanted = isinstance(module, nn.Linear) or is_linear(module) or is_experts(module)
+    return wanted and not isinstance(module, Checked)
 
 
 def _found_again(
@@ -40,8 +46,8 @@ def _found_again(
 ) -> str:
     return (
         left_out(config, [name])
-        or why_not_taken(module, attentions, transposed=True)
-        or why_few_features(sizes_of(module)[0])
+        or why_not_taken(module, attentions, True, config)
+        or (not is_experts(module) and why_few_features(sizes_of(module)[0]))
         or why_faulty(True, module)
         or "a float module"
     )

@@ -12,6 +12,8 @@ from torch import nn
 from qfx.host.tensors import storage_id
 from qfx.io.pages import trim
 from qfx.nn.embedding import TABLE, Embedding
+from qfx.nn.experts import Experts
+from qfx.nn.experts_like import is_experts
 from qfx.nn.linear import Linear
 from qfx.nn.linear_like import as_linear, is_embedding, is_transposed, sizes_of
 from qfx.nn.replace import replace
@@ -29,13 +31,15 @@ def quantize_(model: nn.Module, config: Configurable = None) -> nn.Module:
     """Replaces the nn.Linear modules of `model` in place by `qfx.nn.Linear` and returns the model.
 
     FalconLinear and Conv1D of transformers are replaced too; the weight [K, N] of a Conv1D becomes
-    the weight of a linear. Embeddings become `qfx.nn.Embedding` if `config.embeddings` is "int8".
+    the weight of a linear. Blocks of experts become `qfx.nn.Experts`, and their routers stay float.
+    Embeddings become `qfx.nn.Embedding` if `config.embeddings` is "int8".
 
         qfx.quantize_(model, "w8a8")
 
     The float weights are freed, unless something else refers to them, such as a tied embedding, and
     their memory is returned to the system. For a weight that maps a file which other weights keep
-    mapped, its pages are returned.
+    mapped, its pages are returned. Those of experts are freed one product after the other while the
+    model is quantized, so that a model whose memory runs out on the way cannot be used any more.
 
     `config`: a `Config`, or a value that `Config.of` accepts, such as "w4a8". The options `scheme`,
     `recipe`, `skip` and `only` (patterns of module names), `backward`, `embeddings` and `smoothing`
@@ -46,26 +50,43 @@ def quantize_(model: nn.Module, config: Configurable = None) -> nn.Module:
 
     The result for each linear is logged as a table at level INFO. Subclasses of nn.Linear and
     linears of other float dtypes stay, with a warning, and so do those whose weight is sparse or
-    empty, contains NaN or infinity, or has K above 65792.
+    empty, contains NaN or infinity, or has K above 65792. Experts stay, with a warning, if they
+    have a gate that the operator `experts` does not have, or the scheme is not for them.
 
     Raises ValueError, before anything is changed, for a pattern or recipe that does not fit the
     model, for a model without linears inside it, and for linears whose weight is computed before
     each call (weight_norm, spectral_norm, pruning), that have a forward of their own (accelerate),
     hooks on their state dict, or hooks of `register_backward_hook`.
     """
-    replace(*_modules(model, Config.of(config)))
+    replace(*_modules(model, Config.of(config), experts=True))
+    return _settled(model)
+
+
+def quantize_linears(model: nn.Module, config: Config) -> nn.Module:
+    """Does what `quantize_` does, and leaves experts float."""
+    replace(*_modules(model, config, experts=False))
+    return _settled(model)
+
+
+def _settled(model: nn.Module) -> nn.Module:
     trim()  # nothing refers to the float weights any more
     notify_listeners(model)
     return model
 
 
-def _modules(model: nn.Module, config: Config) -> tuple[Selection, dict[str, Linear | Embedding]]:
+def _modules(
+    model: nn.Module, config: Config, experts: bool
+) -> tuple[Selection, dict[str, Linear | Embedding | Experts]]:
     """Returns the selection, and the new module for each name that is replaced."""
-    found, hows = planned(model, config, "quantize_")
+    found, hows = planned(model, config, "quantize_", experts)
     factors = factors_without_graph(model, "quantize_") if config.smoothing else {}
-    each: dict[nn.Module, Linear | Embedding] = {}
+    each: dict[nn.Module, Linear | Embedding | Experts] = {}
     tied: dict[Any, Linear] = {}  # by the float weight, its orientation and its quantization
-    for m, how in hows.items():
+    for m, how in sorted(hows.items(), key=lambda item: is_experts(item[0])):  # these free floats
+        if is_experts(m):
+            assert isinstance(how, Scheme)
+            each[m] = Experts.from_float(m, how, free=True)
+            continue
         how = _smoothed(m, how, factors)
         each[m] = module = _made(m, how)
         if isinstance(module, Linear):
@@ -88,9 +109,10 @@ def made(linear: nn.Module, how: Scheme | SiteRecipe) -> Linear | Embedding:
 
 
 def planned(
-    model: nn.Module, config: Config, who: str
+    model: nn.Module, config: Config, who: str, experts: bool = False
 ) -> tuple[Selection, dict[nn.Module, Scheme | SiteRecipe]]:
-    """Decides which linears and embeddings become int8 and how each is quantized; changes nothing.
+    """Decides which linears and embeddings, and experts if `experts`, become int8 and how each is
+    quantized; changes nothing.
 
     Raises ValueError in the same cases as `quantize_`. Its message begins with `who`, the name of
     the function that the user called.
@@ -100,13 +122,17 @@ def planned(
         names[module].append(name)
 
     def decided(linear: nn.Module) -> Scheme | SiteRecipe | None:
+        if is_experts(linear):
+            pinned = config.recipe is not None and config.recipe.pinned is not None
+            return None if pinned else config.chosen
         return TABLE if is_embedding(linear) else _decided(config, names[linear])
 
     def left(linear: nn.Module) -> str:
         return _left_float(decided(linear), linear)
 
     embeddings = config.embeddings is not None
-    found = select_modules(model, config, who, left, transposed=True, embeddings=embeddings)
+    beside = {"embeddings": embeddings, "experts": experts}
+    found = select_modules(model, config, who, left, transposed=True, **beside)
     refuse(found, Linear.from_float)
     hows = {m: decided(m) for m in dict.fromkeys(found.taken.values())}
     return found, {m: how for m, how in hows.items() if how is not None}
@@ -115,7 +141,7 @@ def planned(
 def _left_float(how: Scheme | SiteRecipe | None, linear: nn.Module) -> str:
     if how is None:
         return "the pinned plan does not name it"
-    if how is TABLE:
+    if how is TABLE or is_experts(linear):
         return ""
     if isinstance(how, Scheme):
         return why_few_features(sizes_of(linear)[0]) or ""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from torch import nn
 
+from qfx.nn.experts_like import is_experts, routers, shape_text
 from qfx.nn.hook_transfer import transfer_hooks
 from qfx.nn.left_float import note_left_float
 from qfx.nn.linear_like import sizes_of
@@ -24,6 +25,7 @@ def replace(chosen: Selection, made: Mapping[str, nn.Module]) -> nn.Module:
     """
     model = chosen.model
     before, parents = bytes_of(model), set()
+    blocks = {n: [*routers(model, n)] for n in made if is_experts(model.get_submodule(n))}
     for name, module in made.items():
         parent, last = model.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2]
         if getattr(parent, last) is not module:  # the parent may also have several names
@@ -31,7 +33,8 @@ def replace(chosen: Selection, made: Mapping[str, nn.Module]) -> nn.Module:
             setattr(parent, last, module)
         parents.add(parent)
     _leave_fast_paths(model, parents)
-    lines = tuple(_line(name, linear, chosen, made) for name, linear in chosen.linears.items())
+    each = chosen.linears.items()
+    lines = tuple(_line(name, linear, chosen, made, blocks.get(name)) for name, linear in each)
     sizes = before, bytes_of(model)
     note_left_float(chosen.linears, {**chosen.missed, **chosen.left})
     report(Summary(chosen.who, lines, *sizes, weight_bytes(model), chosen.what), chosen)
@@ -41,13 +44,20 @@ def replace(chosen: Selection, made: Mapping[str, nn.Module]) -> nn.Module:
 
 
 def _line(
-    name: str, linear: nn.Module, chosen: Selection, made: Mapping[str, nn.Module]
+    name: str,
+    linear: nn.Module,
+    chosen: Selection,
+    made: Mapping[str, nn.Module],
+    routers_of: Sequence[str] | None,
 ) -> LinearSummary:
-    k, n = sizes_of(linear)
-    shape = f"{k}x{n}"
+    """Returns the row of one module. `routers_of`: the names of the routers of experts."""
+    shape = shape_text(linear) if is_experts(linear) else "x".join(map(str, sizes_of(linear)))
     if name not in made:
         return LinearSummary(name, shape, "float", chosen.left.get(name, "") or chosen.missed[name])
     module = made[name]
+    if routers_of is not None:
+        float_ = f"{', '.join(routers_of)} stays float" if routers_of else ""
+        return LinearSummary(name, shape, f"{type(module).__name__} {module.scheme}", float_)
     shape = f"{module.in_features}x{module.out_features}"  # the attributes may be outdated
     return LinearSummary(
         name, shape, f"{type(module).__name__} {getattr(module, 'scheme', '1 bit')}", ""

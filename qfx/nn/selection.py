@@ -13,6 +13,13 @@ from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
 
 from qfx.host.distributed import is_sharded
+from qfx.nn.experts_like import (
+    experts_fault,
+    is_experts,
+    routers,
+    why_not_by_scheme,
+    why_not_experts,
+)
 from qfx.nn.hook_transfer import obstacles, parametrized
 from qfx.nn.linear_like import (
     as_linear,
@@ -46,8 +53,9 @@ class Selection(NamedTuple):
     @property
     def what(self) -> str:
         """The noun for these modules in messages."""
-        embeddings = any(isinstance(m, nn.Embedding) for m in self.linears.values())
-        return "linears and embeddings" if embeddings else "linears"
+        kinds = {"embeddings": lambda m: isinstance(m, nn.Embedding), "experts": is_experts}
+        beside = [name for name, kind in kinds.items() if any(map(kind, self.linears.values()))]
+        return " and ".join(filter(None, [", ".join(["linears", *beside[:-1]]), *beside[-1:]]))
 
 
 def select_modules(
@@ -58,6 +66,7 @@ def select_modules(
     sums_overflow: bool = True,
     transposed: bool = False,
     embeddings: bool = False,
+    experts: bool = False,
 ) -> Selection:
     """Sorts the linears of `model` into those that are replaced and those that stay float, with the
     reason.
@@ -70,13 +79,14 @@ def select_modules(
     `who`: the function that errors name. `left_by_recipe`: returns why a linear stays float, or ''.
     `sums_overflow`: refuse linears with K above 65792, whose int8 sums could overflow.
     `transposed`: also take modules with a weight [K, N]. `embeddings`: also take the embeddings of
-    linear_like.py.
+    linear_like.py. `experts`: also take the blocks of experts of experts_like.py; their routers
+    then stay float.
 
     Raises ValueError if a pattern matches no module, and if there is no such linear at all.
     """
-    modules = model.named_modules(remove_duplicate=False)
-    linears = {n: m for n, m in modules if n and _is_float(m, embeddings)}
-    check_names(config, linears)
+    modules = dict(model.named_modules(remove_duplicate=False))
+    linears = {n: m for n, m in modules.items() if n and _is_float(m, embeddings, experts)}
+    check_names(config, [*linears, *(n for n, m in modules.items() if n and is_experts(m))])
     check_unsharded(model, who)
     selective = bool(config.skip or config.only or config.recipe)
     found = Selection(who, model, linears, {}, {}, {}, selective)
@@ -85,7 +95,7 @@ def select_modules(
     for name, module in linears.items():
         if out := left_out(config, [name]):
             found.left[name] = out
-        elif why := why_not_taken(module, attentions, transposed):
+        elif why := why_not_taken(module, attentions, transposed, config):
             found.missed[name] = why
         elif out := left_by_recipe(module):
             found.left[name] = out
@@ -93,6 +103,7 @@ def select_modules(
             found.missed[name] = why
         else:
             found.taken[name] = module
+    _leave_routers(found)
     if not any(_is_known(m, transposed) for m in linears.values()):
         beside = f"; there is {by_reason(found.missed)}" if found.missed else ""
         trained = [n for n, m in model.named_modules() if isinstance(m, TrainedState)]
@@ -109,17 +120,28 @@ def select_modules(
     return found
 
 
-def _is_float(module: nn.Module, embeddings: bool) -> bool:
-    """Whether `module` is a linear, or an embedding if `embeddings`, and not a module of qfx."""
+def _leave_routers(found: Selection) -> None:
+    """Leaves linears float that choose among experts that are taken: an error there sends a token
+    to another expert."""
+    for name in [name for name, module in found.taken.items() if is_experts(module)]:
+        for router in routers(found.model, name):
+            if found.taken.pop(router, None) is not None:
+                found.left[router] = f"it chooses among the experts of {name}"
+
+
+def _is_float(module: nn.Module, embeddings: bool, experts: bool) -> bool:
+    """Whether `module` is a linear, or an embedding if `embeddings`, or a block of experts if
+    `experts`, and not a module of qfx."""
     wanted = isinstance(module, nn.Linear) or is_linear(module)
     wanted = wanted or (embeddings and isinstance(module, nn.Embedding))
+    wanted = wanted or (experts and is_experts(module))
     return wanted and not isinstance(module, Checked)
 
 
 def _is_known(module: nn.Module, transposed: bool) -> bool:
     """Whether modules of this kind are taken."""
     linear = is_linear(module) and (transposed or not is_transposed(module))
-    return linear or is_embedding(module)
+    return linear or is_embedding(module) or is_experts(module)
 
 
 def check_unsharded(model: nn.Module, who: str) -> None:
@@ -132,9 +154,14 @@ def check_unsharded(model: nn.Module, who: str) -> None:
 
 
 def why_not_taken(
-    module: nn.Module, attentions: Sequence[nn.MultiheadAttention], transposed: bool
+    module: nn.Module,
+    attentions: Sequence[nn.MultiheadAttention],
+    transposed: bool,
+    config: Config,
 ) -> str:
     """Returns why no module of qfx can replace this module; '' if one can."""
+    if is_experts(module):
+        return why_not_experts(module) or why_not_by_scheme(module, config.chosen)
     if parametrize.is_parametrized(module):
         return parametrized(module, next(iter(module.parametrizations)))  # type: ignore
     weight = module._parameters.get("weight")
@@ -156,8 +183,10 @@ def _matrix(module: nn.Module) -> Tensor | None:
 
 
 def why_faulty(sums_overflow: bool, module: nn.Module) -> str:
-    """Returns why the weight of a linear or an embedding cannot be quantized; '' if it can. Reads
-    the values of the weight."""
+    """Returns why the weight of a linear, an embedding or experts cannot be quantized; '' if it
+    can. Reads the values of the weight."""
+    if is_experts(module):
+        return experts_fault(module)
     weight = _matrix(module)
     return (too_long(weight) if sums_overflow else "") or unquantizable(weight)
 
@@ -196,7 +225,8 @@ def refuse(
 def _offloaded(model: nn.Module, name: str, linear: nn.Module) -> Iterator[str]:
     parts = name.split(".")
     above = (model.get_submodule(".".join(parts[:i])) for i in range(len(parts)))
-    offloaded = getattr(linear.weight, "is_meta", False) and "_hf_hook" not in vars(linear)
+    own = linear.parameters(recurse=False)
+    offloaded = any(p.is_meta for p in own) and "_hf_hook" not in vars(linear)
     if offloaded and any("_hf_hook" in vars(module) for module in above):
         yield (
             "accelerate keeps its weight elsewhere: accelerate.hooks.remove_hook_from_module(model,"

@@ -8,12 +8,15 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from qfx.io.errors import UserError
 from qfx.nn.embedding import Embedding
+from qfx.nn.experts import Experts
 from qfx.nn.linear import Linear
 from qfx.nn.linear_like import is_embedding, is_linear
 from qfx.nn.loading import StoredModule
 from qfx.nn.modules_to_save import watch_wrappers
 from qfx.nn.scheme_tensor import read_any
+from qfx.nn.selection import listed
 from qfx.nn.sign_linear import SignLinear
 
 STORED: tuple[type[StoredModule], ...] = (Linear, SignLinear, Embedding)
@@ -62,3 +65,15 @@ def kind_that_saved(scheme: Tensor, name: str) -> type[StoredModule]:
         if kind.__name__ == module:
             return kind
     raise ValueError(f"{name} is that of a {module}, not of a linear without float weights")
+
+
+def check_no_experts(model: nn.Module, who: str) -> None:
+    """Raises UserError if `model` has int8 experts, which no file of a model holds yet. `who`: the
+    function that the message names."""
+    names = [name for name, module in model.named_modules() if isinstance(module, Experts)]
+    if names:
+        raise UserError(
+            f"{who}: files of models do not hold int8 experts yet, and there is {listed(names)}: "
+            "leave them float, qfx.Config(skip=['experts']), or keep the state dict by torch.save, "
+            "which load_state_dict of a quantized model takes"
+        )

@@ -16,6 +16,7 @@ from qfx.host.tensors import is_distributed, storage_id
 from qfx.nn.loading import StoredModule
 from qfx.nn.qat_state import TrainedState
 from qfx.nn.quantized_weight import QuantizedWeight
+from qfx.nn.stacked_weight import StackedWeight
 
 _SHOWN = 4  # kinds of modules in a sentence
 _LOOKUPS = (nn.Embedding, nn.EmbeddingBag)
@@ -97,6 +98,8 @@ def weight_bytes(model: nn.Module, int8: Collection[str] = ()) -> WeightBytes:
             count = int(module.in_features) * int(module.out_features) * item  # type: ignore
             looked_up += count if isinstance(module, nn.Embedding) else 0
             codes += 0 if isinstance(module, nn.Embedding) else count
+        elif isinstance(module, StackedWeight):
+            codes += module.experts * module.n * module.k * item
     floating: Counter[str] = Counter()
     multiplying: Counter[str] = Counter()
     for key, (kind, count, multiplies) in tensors.items():

@@ -139,4 +139,4 @@ def _(
 
 linear_fake("linear_experts")
 for _name in ("linear_experts", "experts"):
-    no_gradient(_name)
+    no_gradient(_name, "leave the experts float, qfx.Config(skip=['experts'])")

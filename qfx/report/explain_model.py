@@ -17,11 +17,12 @@ from qfx.host.dynamo import uncompiled, uncompiled_module
 from qfx.io.errors import printable
 from qfx.match.base import FLOAT
 from qfx.match.operator_calls import BINARY
-from qfx.nn import BinaryLinear, Linear, LSQLinear, SignLinear
+from qfx.nn import BinaryLinear, Experts, Linear, LSQLinear, SignLinear
 from qfx.nn.left_float import why_left_float
 from qfx.nn.weight_bytes import weight_bytes
 from qfx.report.breaks import BEFORE, break_messages, breaks_since
 from qfx.report.captured_rows import AsCalled, CapturedGraphs
+from qfx.report.experts_calls import ExpertsCall
 from qfx.report.float_forms import int8_modules, reference_modules
 from qfx.report.module_calls import ModuleCall, has_programs, measured_calls, with_calls
 from qfx.report.report import Report
@@ -129,7 +130,7 @@ def _calls(
     modules: Mapping[str, nn.Module],
     references: Mapping[str, nn.Module],
     call_inputs: CallInputs | str,
-) -> list[ModuleCall]:
+) -> list[ModuleCall | ExpertsCall]:
     module = module_of(model)
     if module is None or not modules or not isinstance(call_inputs, CallInputs):
         return []
@@ -220,12 +221,14 @@ def _unseen(model: nn.Module, seen: set[str]) -> Iterator[Row]:
 def _shape(module: nn.Module) -> str:
     if isinstance(module, _RECURRENT):
         return ""  # several matmuls
+    if isinstance(module, Experts):
+        return ", ".join(f"?x{part.k}x{part.n}" for part in (module.up, module.down))
     return f"?x{module.in_features}x{module.out_features}"
 
 
 _RECURRENT = (nn.RNNBase, nn.RNNCellBase)
 _MULTIPLIES = (nn.Linear, *_RECURRENT)
-_OWN = (Linear, LSQLinear, BinaryLinear, SignLinear)  # those that multiply
+_OWN = (Linear, LSQLinear, BinaryLinear, SignLinear, Experts)  # those that multiply
 _UNSEEN = "in no captured graph: not called on these inputs, or by code Dynamo does not capture"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -14,16 +15,20 @@ from torch import Tensor, nn
 from qfx.cost.timing import timed
 from qfx.host.dynamo import uncompiled_module
 from qfx.io.errors import UserError
-from qfx.nn import BinaryLinear, Embedding, Linear, LSQLinear, SignLinear
+from qfx.nn import BinaryLinear, Embedding, Experts, Linear, LSQLinear, SignLinear
 from qfx.nn.dtypes import output_dtype
+from qfx.nn.experts_like import is_experts
 from qfx.nn.functional import shifted
 from qfx.nn.linear_like import as_linear, embed_scale_of, is_transposed
+from qfx.nn.stacked_weight import StackedWeight
+from qfx.report.experts_calls import dequantized, in_float
 
-INT8_MODULES = (Linear, Embedding, LSQLinear, BinaryLinear, SignLinear)
+INT8_MODULES = (Linear, Embedding, Experts, LSQLinear, BinaryLinear, SignLinear)
 
 
 def int8_modules(model: nn.Module | None) -> dict[str, nn.Module]:
-    """Returns the quantized linears and embeddings of the model, under each of their names."""
+    """Returns the quantized linears, embeddings and blocks of experts of the model, under each of
+    their names."""
     named = () if model is None else model.named_modules(remove_duplicate=False)
     return {
         name: module
@@ -85,6 +90,10 @@ def reference_modules(modules: Mapping[str, nn.Module], reference: Any) -> dict[
         raise UserError(f"explain: reference is a {kind}, expected the float model, an nn.Module")
     known = dict(uncompiled_module(reference).named_modules(remove_duplicate=False))
     for name, module in modules.items():
+        if isinstance(module, Experts):
+            if not (name in known and is_experts(known[name])):
+                raise UserError(f"explain: reference has no float experts {name!r}")
+            continue
         wanted = [module.out_features, module.in_features]
         weight: Any = getattr(known.get(name), "weight", None)
         if not isinstance(weight, Tensor):
@@ -102,13 +111,22 @@ def reference_modules(modules: Mapping[str, nn.Module], reference: Any) -> dict[
 
 @contextmanager
 def computing_in_float(modules: Mapping[str, nn.Module]) -> Iterator[Callable[[], float]]:
-    """Context manager inside which these int8 linears compute with their dequantized weights, in
-    the dtype of their input. (Int8 embeddings return the same rows anyway.) Weights are dequantized
-    at each call, so that only one of them takes memory. Yields a function that returns how many
-    seconds dequantizing has taken."""
+    """Context manager inside which these int8 linears and experts compute with their dequantized
+    weights, in the dtype of their input. (Int8 embeddings return the same rows anyway.) Weights are
+    dequantized at each call, so that only one of them takes memory. Yields a function that returns
+    how many seconds dequantizing has taken."""
     seconds = 0.0
 
-    def forward_of(module: nn.Module) -> Callable[[Tensor], Tensor]:
+    def of_expert(part: StackedWeight, e: int) -> Tensor:
+        nonlocal seconds
+        weight, spent = timed(lambda: dequantized(part, e))
+        seconds += spent
+        return weight
+
+    def forward_of(module: nn.Module) -> Callable[..., Tensor]:
+        if isinstance(module, Experts):
+            return partial(in_float, module, weight_of=of_expert)
+
         def forward(input: Tensor) -> Tensor:  # called as nn.Linear's may be
             nonlocal seconds
             form, spent = timed(lambda: float_form(module).to(output_dtype(input)))

@@ -16,7 +16,9 @@ from torch import Tensor, nn
 import qfx._C as _C
 from qfx.cost.timing import medians
 from qfx.match.operator_calls import BINARY
+from qfx.nn.experts import Experts
 from qfx.ops.single_tensors import sqnr
+from qfx.report.experts_calls import ExpertsCall, experts_call
 from qfx.report.float_forms import float_form
 from qfx.report.report_row import Range, Row, SiteMeasurement, range_of, transform_of
 from qfx.values.scheme import Scheme
@@ -40,14 +42,17 @@ def measured_calls(
     modules: Mapping[str, nn.Module],
     references: Mapping[str, nn.Module],
     run: Callable[[], Any],
-) -> list[ModuleCall]:
+) -> list[ModuleCall | ExpertsCall]:
     """Runs the model by `run` and measures each call of the int8 `modules`, in the order of the
     calls. A module is compared with the one of the same name in `references`, or else with its own
     dequantized weight, in float32 on the input that the int8 module gets. The times in float are
     measured in the dtype of the output."""
-    found: list[ModuleCall] = []
+    found: list[ModuleCall | ExpertsCall] = []
 
     def measure(name: str, module: Any, args: Any, kwargs: Any, output: Tensor) -> None:
+        if isinstance(module, Experts):
+            found.append(experts_call(name, module, references.get(name), args))
+            return
         x = args[0] if args else kwargs["input"]
         form, int8 = float_form(references.get(name, module)), partial(module.forward, x)
         float_s, int8_s = medians(partial(form.to(output.dtype).run, x), int8, rounds=_ROUNDS)
@@ -97,11 +102,14 @@ def has_programs(module: nn.Module) -> bool:
 
 
 def with_calls(
-    rows: Sequence[Row], calls: Sequence[ModuleCall], modules: Mapping[str, nn.Module]
+    rows: Sequence[Row],
+    every: Sequence[ModuleCall | ExpertsCall],
+    modules: Mapping[str, nn.Module],
 ) -> list[Row]:
     """Returns the rows of the captured graphs, completed by the measurements of the module calls
     that belong to them. Calls without a row in a captured graph get rows of their own: embeddings
-    before all others, the rest after them."""
+    before all others, the rest after them, and experts at the end."""
+    calls = [call for call in every if isinstance(call, ModuleCall)]
     left: dict[int, deque[ModuleCall]] = defaultdict(deque)
     for call in calls:
         left[id(call.module)].append(call)
@@ -112,7 +120,8 @@ def with_calls(
     others = [c for c in calls if c in left[id(c.module)]]
     lookups = [c for c in others if isinstance(c.module, nn.Embedding)]
     beside = [_row(c) for c in others if not isinstance(c.module, nn.Embedding)]
-    return [*map(_lookup, lookups), *captured, *beside]
+    experts = [call.row for call in every if isinstance(call, ExpertsCall)]
+    return [*map(_lookup, lookups), *captured, *beside, *experts]
 
 
 def _filled(row: Row, call: ModuleCall) -> Row:
