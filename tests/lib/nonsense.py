@@ -61,7 +61,7 @@ def packed(rng: random.Random) -> Tensor:
     if kind == 0:
         return good[: rng.randrange(good.numel() + 1)]
     if kind == 1:
-        good[rng.randrange(128)] = rng.randrange(-128, 128)
+        good[rng.randrange(min(128, good.numel()))] = rng.randrange(-128, 128)
     if kind == 2:
         good[16:40] = torch.randint(-128, 128, (24,), dtype=torch.int8)  # overwrites N and K
     return torch.cat([good, good])[::2] if kind == 3 else good

@@ -222,10 +222,12 @@ def _stack(row: Row, g: torch.Generator, bias: bool = True) -> tuple[Any, ...]:
 
 
 def _sorted_rows(row: Row, g: torch.Generator) -> tuple[Any, ...]:
-    """Makes rows sorted by expert: the second has none, and some rows belong to no expert."""
+    """Makes rows sorted by expert: the second has none, and some rows belong to no expert; with
+    several leading axes most of them."""
     x = torch.randn(math.prod(row.leading), row.k, generator=g).to(row.dtype)
     (packed, layout, bias), rows = _stack(row, g), x.shape[0]
     ends = torch.tensor([rows // 3, rows // 3, rows - rows // 4, rows - rows // 8])
+    ends = ends.clamp(max=2**31 - 1 if len(row.leading) < 2 else 7)
     end = (bias, row.code, row.activation, row.out_dtype, _factor(row, g))
     return (x, packed, layout, ends.int(), *end)
 

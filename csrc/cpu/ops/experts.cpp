@@ -13,58 +13,77 @@
 namespace qfx::cpu {
 namespace {
 
-// Packed weights of experts, [E, bytes], and their biases [E, N].
+// Packed weights of experts, [E, bytes], and their biases [E, N]. Rows are read where they lie, or
+// copied when they are asked for, after everything was checked.
 class Stack {
  public:
-  // `what`: the name of the argument. Makes both contiguous.
-  Stack(const char* op, const char* what, Tensor weight, std::optional<Tensor> bias, int64_t k,
-        const std::vector<int64_t>& layout)
-      : op_(op),
-        k_(k),
-        layout_(layout_argument_of(op, layout)),
-        weight_(std::move(weight)),
-        bias_(std::move(bias)) {
+  // `what`: the name of the argument.
+  Stack(const char* op, const char* what, const Tensor& weight, const std::optional<Tensor>& bias,
+        int64_t k, const std::vector<int64_t>& layout)
+      : op_(op), k_(k), layout_(layout_argument_of(op, layout)), weight_(weight), bias_(bias) {
     check_dtype(op, what, weight_, {ScalarType::Char});
     STD_TORCH_CHECK(weight_.dim() == 2, op, ": ", what, " has shape ", shape_of(weight_),
                     ", expected a packed weight in each of its rows");
-    weight_ = made_contiguous(weight_);
     if (!bias_.has_value()) return;
     check_float(op, "a bias", *bias_);
     STD_TORCH_CHECK(bias_->dim() == 2 && bias_->size(0) == count() && bias_->size(1) == layout_.n,
                     op, ": a bias has shape ", shape_of(*bias_), ", expected ", count(), "x",
                     layout_.n, ", a row for each expert");
-    bias_ = made_contiguous(*bias_);
   }
 
   int64_t count() const { return weight_.size(0); }
   int64_t n() const { return layout_.n; }
 
-  Weight open(int64_t e, int64_t group) const {
-    const int8_t* data = static_cast<const int8_t*>(weight_.const_data_ptr());
+  // Lives as long as this, as the bias does.
+  Weight open(int64_t e, int64_t group) {
     const int64_t bytes = weight_.size(1);
-    const Weight w = weight_at(op_, data + e * bytes, bytes, k_, layout_);
+    const auto* data = static_cast<const int8_t*>(weight_.const_data_ptr()) + e * weight_.stride(0);
+    if (weight_.stride(1) != 1) data = copied(data);
+    const Weight w = weight_at(op_, data, bytes, k_, layout_);
     check_group_of_floats(op_, w, group);
     return w;
   }
 
-  // Null without a bias. Lives as long as this.
+  // Whether it fits x, seen at the first expert before anything is copied.
+  void check(int64_t group) {
+    if (count() > 0) open(0, group);
+  }
+
+  // Null without a bias.
   const float* bias(int64_t e) {
     if (!bias_.has_value()) return nullptr;
     const Dtype dtype = dtype_of(op_, bias_->scalar_type());
-    const char* data = static_cast<const char*>(bias_->const_data_ptr()) + e * n() * size_of(dtype);
-    if (dtype == Dtype::kFloat32) return reinterpret_cast<const float*>(data);
+    if (bias_->stride(1) != 1) bias_ = made_contiguous(bias_);
+    const void* data =
+        static_cast<const char*>(bias_->const_data_ptr()) + e * bias_->stride(0) * size_of(dtype);
+    if (dtype == Dtype::kFloat32) return static_cast<const float*>(data);
     std::vector<float>& copy = copies_.emplace_back(n());
     kernels_of(current_isa()).row->widen(data, dtype, n(), copy.data());
     return copy.data();
   }
 
  private:
+  // Once its header says that it is a packed weight.
+  const int8_t* copied(const int8_t* data) {
+    const torch::stable::Device cpu(torch::headeronly::DeviceType::CPU);
+    Tensor row = torch::stable::from_blob(const_cast<int8_t*>(data), {weight_.size(1)},
+                                          {weight_.stride(1)}, cpu, ScalarType::Char);
+    open_whole(op_, "pack_weight", &row, [](const int8_t* at, int64_t bytes, Contents* contents) {
+      Weight w;
+      const std::string fault = open_weight(at, bytes, &w);
+      *contents = contents_of(w);
+      return fault;
+    });
+    return static_cast<const int8_t*>(rows_.emplace_back(row).const_data_ptr());
+  }
+
   const char* op_;
   const int64_t k_;
   const WeightLayoutArgument layout_;
-  Tensor weight_;
+  const Tensor weight_;
   std::optional<Tensor> bias_;
   std::deque<std::vector<float>> copies_;
+  std::deque<Tensor> rows_;
 };
 
 void check_matrix(const char* op, const Tensor& x) {
@@ -74,11 +93,14 @@ void check_matrix(const char* op, const Tensor& x) {
 
 // --- rows sorted by expert ---
 
-// The ends of the rows of each expert.
-std::vector<int64_t> ends_of(const char* op, const Tensor& offsets, int64_t experts, int64_t rows) {
+void check_offsets(const char* op, const Tensor& offsets, int64_t experts) {
   check_dtype(op, "offsets", offsets, {ScalarType::Int});
   STD_TORCH_CHECK(offsets.dim() == 1 && offsets.size(0) == experts, op, ": offsets has shape ",
                   shape_of(offsets), ", expected ", experts, ", where the rows of each expert end");
+}
+
+// The ends of the rows of each expert.
+std::vector<int64_t> ends_of(const char* op, const Tensor& offsets, int64_t experts, int64_t rows) {
   const Tensor values = made_contiguous(offsets);
   std::vector<int64_t> ends(ints(values), ints(values) + experts);
   int64_t before = 0;
@@ -100,9 +122,11 @@ Tensor linear_experts(Tensor x, Tensor weight, std::vector<int64_t> layout, Tens
   const auto& [spec, group, rotation] = activation_code_of(op, code);
   Stack stack(op, "weight", weight, bias, size.columns, layout);
   check_cpu_transform(op, x, size, factor, rotation);
-  const std::vector<int64_t> ends = ends_of(op, offsets, stack.count(), size.rows);
+  check_offsets(op, offsets, stack.count());
   const Dtype dtype = dtype_of(op, out_dtype);
   const Activation act = activation_of(op, activation);
+  stack.check(group);
+  const std::vector<int64_t> ends = ends_of(op, offsets, stack.count(), size.rows);
   x = made_contiguous(x);
   factor = made_contiguous(factor);
   Tensor y = empty_on_cpu({size.rows, stack.n()}, out_dtype);
@@ -210,12 +234,14 @@ Tensor experts_of_tokens(Tensor x, Tensor expert, Tensor routing, Tensor up,
   STD_TORCH_CHECK(limit >= 0, op, ": limit=", limit, ", expected a positive number, or 0 for none");
   const Activation act = activation_of(op, activation);
   const Dtype dtype = dtype_of(op, out_dtype);
-  x = made_contiguous(x);
+  ups.check(first.group);
+  downs.check(second.group);
   expert = made_contiguous(expert);
   routing = made_contiguous(routing);
-  Tensor y = empty_on_cpu({size.rows, downs.n()}, out_dtype);
-  if (y.numel() == 0) return y;  // of rows without number, perhaps
+  if (size.rows == 0 || downs.n() == 0) return empty_on_cpu({size.rows, downs.n()}, out_dtype);
   const UsedExperts used = used_experts(op, expert, ups.count());
+  x = made_contiguous(x);
+  Tensor y = empty_on_cpu({size.rows, downs.n()}, out_dtype);
   std::vector<ExpertWeights> weights;
   for (const int64_t e : used.number) {
     weights.push_back(
