@@ -90,7 +90,10 @@ void CacheRows::quantize(int64_t r) {
   const float magnitude = std::bit_cast<float>(range.magnitude);
   const float scale = finite ? at_least(magnitude / kQueryMax, kSmallestScale) : magnitude;
   if (!finite) std::fill_n(query_floats_, d, 0.f);
-  CacheQueryArgs args = {.q = query_floats_, .features = d, .inverse = 1.f / scale};
+  CacheQueryArgs args = {};
+  args.q = query_floats_;
+  args.features = d;
+  args.inverse = finite ? 1.f / scale : 0.f;
   const bool plain = bytes_for(queries_, r, d, &args.high, &args.low);
   args.offset = plain ? queries_.format->mul_offset : 0;
   const int32_t sum = kernels_.attention->cache.query(&args);

@@ -9,22 +9,21 @@
 namespace qfx::cpu {
 namespace {  // internal linkage: each instruction set compiles its own
 
-// c = rne(q / scale), its bytes; the sum of all c. Of a row with a NaN or an infinity they are any
-// numbers, which its scale makes NaN.                                                        (K3)
+// c = rne(q / scale), its bytes; the sum of all c.                                          (K3)
 inline int32_t codes_of_query(const CacheQueryArgs* args) {
   constexpr float kRound = 12582912.f;  // 1.5 * 2^23: adding it rounds to an integer
   const float* __restrict q = args->q;
   uint8_t* __restrict high = args->high, * __restrict low = args->low;
   const int offset = args->offset;
-  uint32_t sum = 0;
+  int32_t sum = 0;
   for (int64_t i = 0; i < args->features; ++i) {
     const int32_t c =
         static_cast<int32_t>(bits_of(fma(q[i], args->inverse, kRound)) - bits_of(kRound));
     high[i] = static_cast<uint8_t>(((c + 128) >> 8) + offset);
     low[i] = static_cast<uint8_t>(c + offset);
-    sum += static_cast<uint32_t>(c);
+    sum += c;
   }
-  return static_cast<int32_t>(sum);
+  return sum;
 }
 
 // softcap tanh(t / softcap), by tanh(u) = 1 - 2 / (exp(2 u) + 1).                           (K3)
