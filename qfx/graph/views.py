@@ -87,8 +87,10 @@ def _step(node: fx.Node) -> tuple[fx.Node, View] | None:
         return None
     if method in _SAME:
         return source, ()
-    if (arguments[0] if method == "getattr" else method) in _TRANSPOSES:
-        return (source, (T,)) if _rank(source) == 2 else None
+    name, rank = arguments[0] if method == "getattr" else method, _rank(source)
+    if name in _TRANSPOSES:
+        last = ("transpose", (-2, -1))  # of a stack of matrices
+        return (source, (T if rank == 2 else last,)) if rank == 2 or name == "mT" else None
     if method in _CASTS:
         return (source, (("to", (value(node).dtype,)),)) if _casts(node, source) else None
     if method == "slice" and len(arguments) > 2:

@@ -9,7 +9,6 @@ from torch import Tensor, fx, nn
 
 from qfx.host.autograd import below_autograd, in_forward_mode
 from qfx.nn.experts_like import (
-    ExpertGate,
     FloatProduct,
     experts_fault,
     gate_of,
@@ -19,6 +18,7 @@ from qfx.nn.experts_like import (
     why_not_experts,
 )
 from qfx.nn.stacked_weight import StackedWeight
+from qfx.ops.expert_gates import ExpertGate
 from qfx.values.config import Config
 from qfx.values.scheme import Scheme
 from qfx.weights.offload import drop_file_pages

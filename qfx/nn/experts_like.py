@@ -7,17 +7,14 @@ its gate by what it computes.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor, nn
 
-from qfx.graph.activations import ACTIVATIONS
 from qfx.host.gpu_build import has_kernel
 from qfx.nn.weight_faults import too_long, unquantizable, unserved_weight
-from qfx.ops.experts import gated
+from qfx.ops.expert_gates import ExpertGate, gate_like
 from qfx.values.limits import why_few_features
 from qfx.values.scheme import PER_COLUMN, PER_TENSOR, Scheme
 from qfx.weights.offload import drop_file_pages
@@ -26,15 +23,6 @@ _UPS = ("gate_up_proj", "up_proj")
 _GATE, _PARALLEL = "_apply_gate", "_is_expert_parallel"  # transformers' names
 _INTERFACE = ("has_gate", "has_bias", "is_transposed", "has_post_expert_norm", _GATE, _PARALLEL)
 _ROUTERS = {"gate", "router"}  # names of modules that choose experts
-
-
-class ExpertGate(NamedTuple):
-    """The values between the two products of an expert: arguments of `experts`. (X2)"""
-
-    activation: str
-    gate: str
-    limit: float = 0.0
-    shift: float = 0.0
 
 
 class FloatProduct(NamedTuple):
@@ -121,14 +109,12 @@ def experts_fault(module: nn.Module) -> str:
 
 
 def gate_of(module: Any) -> ExpertGate | None:
-    """Returns what a block computes between its products, found by trying it on values; None if no
-    arguments of `experts` compute the same. (X2)"""
-    u, between = _values(), getattr(module, _GATE) if module.has_gate else module.act_fn
-    for found in _candidates(module):
-        wanted = between(u)
-        if torch.allclose(gated(u, *found), wanted, rtol=1e-5, atol=1e-6):
-            return found
-    return None
+    """Returns what a block computes between its products, found by trying it on values, with the
+    limits that it has as attributes; None if no arguments of `experts` compute the same. (X2)"""
+    numbers = [v for name, v in vars(module).items() if "limit" in name]
+    limits = [float(v) for v in numbers if isinstance(v, int | float)]
+    between = getattr(module, _GATE) if module.has_gate else module.act_fn
+    return gate_like(between, module.has_gate, limits)
 
 
 def routers(model: nn.Module, name: str) -> dict[str, nn.Module]:
@@ -203,23 +189,3 @@ def _of_products(products: tuple[FloatProduct, FloatProduct], module: Any) -> It
     inner = down.shape[2] * (2 if module.has_gate else 1)
     if up.shape[1] != inner or up.shape[0] != down.shape[0]:
         yield f"its weights {list(up.shape)} and {list(down.shape)} do not fit each other"
-
-
-def _values() -> Tensor:
-    """Returns values [64, 16] of many magnitudes and of both signs, float64 on the CPU."""
-    places = torch.arange(512, dtype=torch.float64, device="cpu")
-    some = torch.sin(places * places + 1).reshape(32, 16)
-    return torch.cat([20 * some, 2000 * some])
-
-
-def _candidates(module: Any) -> Iterator[ExpertGate]:
-    """Yields the values that `experts` takes, with the limits that the module has as attributes."""
-    activations = [name for name in ACTIVATIONS if name != "none"]
-    if not module.has_gate:
-        yield from (ExpertGate(name, "none") for name in activations)
-        return
-    numbers = [v for name, v in vars(module).items() if "limit" in name]
-    limits = [float(v) for v in numbers if isinstance(v, int | float) and v > 0]
-    orders = ("halves", "interleaved")
-    for each in itertools.product(activations, orders, (0.0, *limits), (0.0, 1.0)):
-        yield ExpertGate(*each)

@@ -29,6 +29,7 @@ from qfx.ops.forms import DYNAMIC, LINEAR
 from qfx.rewriting.aten_quantization import inline, inlined
 from qfx.rewriting.canonical import erase, finish
 from qfx.rewriting.codes import emit
+from qfx.rewriting.fuse_experts import fuse_experts
 from qfx.rewriting.notation import OF_MODEL, Notes, pattern, template
 from qfx.rewriting.shared_inputs import runs_several, share_inputs
 from qfx.values.scheme import PER_ROW, PER_TENSOR
@@ -67,6 +68,7 @@ def fuse(gm: fx.GraphModule) -> Notes:
                     with at(node):
                         _first(graph, node, rules, notes)
         share_inputs(graph, notes)
+        fuse_experts(graph, notes)
         for node in list(graph.nodes):
             if not is_erased(node) and calls(node, torch.ops.qfx.quantize.default):
                 with at(node):

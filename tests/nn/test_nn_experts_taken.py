@@ -14,7 +14,8 @@ from transformers.activations import ACT2FN
 
 import qfx
 from qfx.nn import Experts
-from qfx.nn.experts_like import ExpertGate, gate_of
+from qfx.nn.experts_like import gate_of
+from qfx.ops.expert_gates import ExpertGate
 from tests.lib.experts_blocks import (
     E,
     H,
