@@ -16,6 +16,7 @@ from torch import fx
 from qfx.graph.capture import value
 from qfx.graph.views import Step, T, View, constant_behind
 from qfx.host.tensors import statically
+from qfx.match.experts import ExpertRows
 from qfx.match.products import Product, einsum_product
 
 
@@ -30,7 +31,7 @@ class Operands:
     bias: fx.Node | None = None
     x_view: View = ()  # to [..., K]
     y_view: View = ()  # from [..., N]
-    offsets: fx.Node | None = None  # of the rows of each expert, whose weights are [E, N, K]
+    rows: ExpertRows | None = None  # of experts, whose weights are [E, N, K]
 
 
 def is_weight(node: Any) -> bool:
@@ -75,14 +76,14 @@ def einsum(node: fx.Node, equation: Any, operands: tuple[Any, ...]) -> Operands 
         return "einsum of two constants"
     at = weights.index(True)
     x, weight = operands[1 - at], operands[at]
-    parsed = _labels(equation, operands)
+    parsed = labels(equation, operands)
     if isinstance(parsed, str):
         return parsed
     sides, output = parsed
     return _contraction(node, x, weight, sides[1 - at], sides[at], output)
 
 
-def _labels(equation: str, operands: tuple[Any, ...]) -> tuple[list[str], str] | str:
+def labels(equation: str, operands: tuple[Any, ...]) -> tuple[list[str], str] | str:
     """Returns the letters of the axes of both operands, and those of the output, after replacing
     '...' by letters. Returns the reason as a str if the equation cannot be a matmul for qfx."""
     inputs, arrow, output = equation.replace(" ", "").partition("->")

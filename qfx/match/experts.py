@@ -1,4 +1,4 @@
-"""Products of experts: rows that are sorted by expert, each times the weight of its expert."""
+"""Products of experts: rows, each times the weight of its expert."""
 
 from __future__ import annotations
 
@@ -8,21 +8,31 @@ import torch
 from torch import fx
 
 from qfx.graph.capture import value
-from qfx.graph.views import View
+from qfx.graph.views import View, apply
 from qfx.match.base import Match
 from qfx.match.site import Site
 
 
+@dataclass(frozen=True)
+class ExpertRows:
+    """How the rows of a product belong to its E experts. With `offsets`, int32 [E]: rows [R, K] are
+    sorted, and those of each expert end there. With `numbers`, integers [R]: rows [R, 1, K] each
+    belong to the expert of this number. With neither: rows [E, M, K] in equal parts."""
+
+    offsets: fx.Node | None = None
+    numbers: fx.Node | None = None
+
+
 @dataclass(frozen=True, kw_only=True)
 class ExpertProduct(Match):
-    """A matmul of rows [M, K], sorted by expert, each with the weight [N, K] of its expert.
+    """A matmul of M rows, each with the weight [N, K] of its expert.
 
-    `site`: x and the constant, whose view gives the weights [E, N, K]. `offsets`: int32 [E], where
-    the rows of each expert end. `experts`: E.
+    `site`: x, whose view gives the rows, and the constant, whose view gives the weights [E, N, K].
+    `rows`: which rows are whose. `experts`: E.
     """
 
     site: Site
-    offsets: fx.Node
+    rows: ExpertRows
     experts: int
     k: int
     n: int
@@ -47,19 +57,32 @@ class ExpertProduct(Match):
         return replace(self, trains=True, site=self.site.recording())
 
 
-def expert_product(site: Site, offsets: fx.Node, shape: tuple[int, ...] | None) -> Match | str:
+def expert_product(site: Site, rows: ExpertRows, shape: tuple[int, ...] | None) -> Match | str:
     """Returns the match of a product of experts, or the reason why it is none. `shape`: of the
     weight after its view."""
-    ends, x = value(offsets), value(site.x)
-    if shape is None or ends is None or x is None:
+    x = value(site.x)
+    if shape is None or x is None:
         return "a product of experts of unknown shapes"
     experts, n, k = shape
+    if why := _why_not_offsets(rows, experts):
+        return why
+    given = apply(site.x_view, x)
+    if rows.offsets is not None and given.ndim != 2:
+        return "a product of experts whose x is no matrix"
+    m = given.shape[0] if given.ndim == 2 else given.shape[0] * given.shape[1]
+    site = replace(site, m=m, k=k, n=n, experts=experts)
+    return ExpertProduct(
+        node=site.node, path=site.path, trains=site.trains, m=m, k=k, n=n,
+        site=site, rows=rows, experts=experts,
+    )  # fmt: skip
+
+
+def _why_not_offsets(rows: ExpertRows, experts: int) -> str:
+    if rows.offsets is None:
+        return ""
+    ends = value(rows.offsets)
+    if ends is None:
+        return "a product of experts of unknown shapes"
     if ends.dtype != torch.int32 or tuple(ends.shape) != (experts,):
         return f"a product of {experts} experts with offsets {list(ends.shape)} {ends.dtype}"
-    if x.ndim != 2:
-        return "a product of experts whose x is no matrix"
-    site = replace(site, m=x.shape[0], k=k, n=n, experts=experts)
-    return ExpertProduct(
-        node=site.node, path=site.path, trains=site.trains, m=x.shape[0], k=k, n=n,
-        site=site, offsets=offsets, experts=experts,
-    )  # fmt: skip
+    return ""

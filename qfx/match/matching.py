@@ -121,9 +121,9 @@ def _matmul(
 ) -> Match:
     path = module_path(node, prefixes)
     found = _linear(node, parsed, prefixes) if isinstance(parsed, Operands) else parsed
-    if isinstance(found, Site) and isinstance(parsed, Operands) and parsed.offsets is not None:
+    if isinstance(found, Site) and isinstance(parsed, Operands) and parsed.rows is not None:
         refused = _refusal(found, written, dimensions=3)
-        found = refused or expert_product(found, parsed.offsets, _shape_nk(found))
+        found = refused or expert_product(found, parsed.rows, _shape_nk(found))
     elif isinstance(found, Site):
         refused = _refusal(found, written)
         found = refused or with_epilogue(_with_shape(found), written)

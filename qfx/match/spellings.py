@@ -33,7 +33,9 @@ from qfx.match.contractions import (
     is_weight,
     left,
 )  # fmt: skip
+from qfx.match.experts import ExpertRows
 from qfx.match.products import added_product, product
+from qfx.match.stacked_weights import multiplied, stacked_einsum
 
 aten = torch.ops.aten
 
@@ -58,6 +60,8 @@ def _linear(node: fx.Node, a: Arguments) -> Operands | str:
 
 
 def _matmul(node: fx.Node, a: Arguments) -> Operands | Match | str:
+    if found := multiplied(node, a["x"], a["w"]):
+        return found
     if any(is_weight(a.get(name)) and _rank(a[name]) > 2 for name in _MM):
         return product(node, a["x"], a["w"], "")  # a matrix for each batch: quantized at each call
     if is_weight(a.get("x")) and not is_weight(a.get("w")) and isinstance(a["w"], fx.Node):
@@ -82,7 +86,10 @@ def _addmm(node: fx.Node, a: Arguments) -> Operands | str:
 
 
 def _einsum(node: fx.Node, a: Arguments) -> Operands | Match | str:
-    return einsum(node, a.get("equation"), tuple(node.args[1:]) or (a.get("operands"),))
+    operands = tuple(node.args[1:]) or (a.get("operands"),)
+    return stacked_einsum(node, a.get("equation"), operands) or einsum(
+        node, a.get("equation"), operands
+    )
 
 
 def _grouped(node: fx.Node, a: Arguments) -> Operands | str:
@@ -94,7 +101,7 @@ def _grouped(node: fx.Node, a: Arguments) -> Operands | str:
         return "a grouped matmul with a bias"
     if a.get("out_dtype") not in (None, getattr(value(node), "dtype", None)):
         return f"a grouped matmul with out_dtype={a['out_dtype']}"
-    return Operands(a["x"], a["w"], (_SWAP,), offsets=offsets)
+    return Operands(a["x"], a["w"], (_SWAP,), rows=ExpertRows(offsets))
 
 
 def _not_yet(what: str) -> Parse:

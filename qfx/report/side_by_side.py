@@ -24,6 +24,7 @@ from qfx.match.experts import ExpertProduct
 from qfx.match.operator_calls import OwnCall
 from qfx.match.products import Product
 from qfx.match.site import Site
+from qfx.ops.expert_rows import SortedRows, by_number, in_equal_parts
 from qfx.ops.forms import EXPERTS, of_scheme
 from qfx.ops.guard_counts import GuardCount, taken
 from qfx.ops.packing import Packing, expert_parts
@@ -68,6 +69,8 @@ class SideBySide(fx.Interpreter):
         self.ranges: dict[fx.Node, Range] = {}
         self.measured: dict[fx.Node, SiteMeasurement] = {}
         self.macs: dict[fx.Node, int] = {}
+        for experts, _ in self.experts.values():
+            self._keep({n for n in (experts.rows.numbers,) if n is not None}, experts.node)
         for attention, _ in plan.of(Attention):
             node = attention.node
             self._keep({attention.key, attention.val} - {*node.all_input_nodes}, node)
@@ -184,7 +187,8 @@ class SideBySide(fx.Interpreter):
     def _run_experts(self, found: ExpertProduct, entry: Entry, result: Tensor) -> None:
         assert entry.scheme is not None
         site, block = found.site, entry.scheme.block(found.k)
-        x, ends = self.env[site.x], self.env[found.offsets]
+        given = self._sorted(found)
+        x, ends = given.rows, given.offsets
         w_enk = apply(site.view, self._constant(site.weight).detach())
         packing = Packing(entry.scheme.w, rotation=block, group=entry.scheme.group)
         weight = expert_parts(w_enk, found.experts, packing, found.k)["weight"]
@@ -197,8 +201,17 @@ class SideBySide(fx.Interpreter):
             return [x[begin:end] @ w_enk[e].t() for e, (begin, end) in each if begin < end]
 
         float_s, int8_s = medians(in_float, lambda: EXPERTS(values), rounds=_ROUNDS)
-        error = sqnr(result[: places[-1]], EXPERTS(values)[: places[-1]])
+        exact, count = in_float(), places[-1]  # the rows after these are of no expert
+        error = sqnr(torch.cat(exact), EXPERTS(values)[:count]) if exact else None
         self.measured[found.node] = SiteMeasurement(error, float_s, int8_s)
+
+    def _sorted(self, found: ExpertProduct) -> SortedRows:
+        x, rows = apply(found.site.x_view, self.env[found.site.x]), found.rows
+        if rows.offsets is not None:
+            return SortedRows(x, self.env[rows.offsets])
+        if rows.numbers is None:
+            return in_equal_parts(x, found.experts)
+        return by_number(x, self.env[rows.numbers], found.experts)
 
     def _constant(self, node: fx.Node) -> Tensor:
         if self.constants[node] is None:  # it stands later in the graph

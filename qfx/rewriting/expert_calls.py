@@ -12,6 +12,7 @@ from torch import fx
 
 from qfx.graph.views import emit_view
 from qfx.match.experts import ExpertProduct
+from qfx.ops.expert_rows import SortedRows, by_number, in_equal_parts
 from qfx.ops.forms import EXPERTS, of_scheme
 from qfx.ops.packing import Packing
 from qfx.rewriting.codes import Provide, emit_call, inherit
@@ -28,13 +29,30 @@ def multiply_experts(
     packing = Packing(scheme.w, rotation=rotation, group=scheme.group)
     packed = provide.weight(site, packing)
     with node.graph.inserting_before(node):
-        x: Any = emit_view(site.x_view, results.get(site.x, site.x))
-        values = {"x": x, "weight": packed.weight, "offsets": found.offsets, "bias": None}
-        values |= {"activation": "none", "out_dtype": site.out_dtype or torch.float32}
+        x = emit_view(site.x_view, results.get(site.x, site.x))
+        tracer = fx.proxy.GraphAppendingTracer(node.graph)
+        given = _sorted(found, tracer.proxy(x))
+        values: dict[str, Any] = {"x": given.rows.node, "offsets": given.offsets.node}
+        values["weight"] = packed.weight
+        values |= {"bias": None, "activation": "none"}
+        values |= {"out_dtype": site.out_dtype or torch.float32}
         values |= of_scheme(scheme, found.n, rotation)
         y = emit_call(node.graph, EXPERTS, values, f"{node.name}_int8")
+        inherit(y, node)
+        if found.rows.offsets is None:
+            y = emit_view(site.y_view, given.back(tracer.proxy(y), found.experts).node)
     inherit(y, node)
     y.meta = dict(node.meta)
     node.replace_all_uses_with(y)
     node.graph.erase_node(node)
     return y
+
+
+def _sorted(found: ExpertProduct, x: Any) -> SortedRows:
+    """Emits what sorts the rows of x by expert. Takes and returns traced values."""
+    rows, trace = found.rows, x.tracer.proxy
+    if rows.offsets is not None:
+        return SortedRows(x, trace(rows.offsets))
+    if rows.numbers is None:
+        return in_equal_parts(x, found.experts)
+    return by_number(x, trace(rows.numbers), found.experts)
