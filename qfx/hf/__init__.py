@@ -13,6 +13,7 @@ except ImportError as why:
 
 from qfx.files.model_state import MAKERS
 from qfx.hf.config import QfxConfig
+from qfx.hf.experts_function import register
 from qfx.hf.kv_cache import KVCache
 from qfx.hf.made_buffers import made_buffers
 from qfx.hf.quantizer import QfxQuantizer
@@ -20,3 +21,4 @@ from qfx.hf.quantizer import QfxQuantizer
 __all__ = ["KVCache", "QfxConfig", "QfxQuantizer"]
 
 MAKERS.append(made_buffers)
+register()

@@ -163,7 +163,7 @@ REFUSED: dict[str, tuple[Callable[..., Any], tuple[int, ...], str]] = {
     "trace": (lambda s, x: torch.einsum("bkk,nk->bn", x, s.nk), (2, K, K), "no matmul"),
     "outer": (lambda s, x: torch.einsum("b,nk->bnk", x, s.nk), (3,), "no matmul"),
     "sum": (lambda s, x: torch.einsum("bsk,nk->bn", x, s.nk), (2, 5, K), "sums an axis"),
-    "batches": (lambda s, x: x @ s.batched, (2, 4, 5, K), "with different batches"),
+    "batches": (lambda s, x: x @ s.batched, (1, 5, K), "with different batches"),
     "three": (lambda s, x: torch.einsum("bk,nk,n->bn", x, s.nk, s.b), (5, K), "3 operands"),
     "implicit": (lambda s, x: torch.einsum("bk,nk", x, s.nk), (5, K), "explicit output"),
     "broadcast": (lambda s, x: torch.einsum("bk,nk->bn", x, s.nk), (5, 1), "may broadcast an axis"),
