@@ -48,7 +48,7 @@ class Chosen(nn.Module):
 IMAGE = torch.randn(1, 3, 64, 64)
 MOSTLY_FLOAT: dict[str, tuple[Callable[[], Any], Any, str]] = {
     "ResNet": (resnet, IMAGE, "Conv2d 83.1 kB"),
-    "experts": (Chosen, torch.randn(5, K), "Chosen 16.4 kB"),
+    "experts": (Chosen, torch.randn(5, K), "einsum 16.4 kB"),
     "LSTM": (lambda: nn.LSTM(K, K), torch.randn(5, 2, K), "LSTM 32.8 kB"),
     "CNN": (_cnn, torch.randn(1, 3, 4, 4), "Conv2d 3.5 kB"),
 }
