@@ -117,6 +117,16 @@ def _several(x: Tensor | None, y: Tensor | None, a: Arguments) -> Sizes:
     return None, math.prod(x.shape[:-1]), x.shape[-1], sum(rows)
 
 
+def _experts(x: Tensor | None, y: Tensor | None, a: Arguments) -> Sizes:
+    """Returns the sizes of `experts` as those of one matmul of all slots with as many
+    multiply-adds."""
+    slots, (up, down) = _seen(a["expert"]), (a["up_layout"][0], a["down_layout"][0])
+    if x is None or slots is None or not isinstance(up, int) or not isinstance(down, int):
+        return _UNKNOWN
+    k, inner = x.shape[-1], up if a["gate"] == "none" else up // 2
+    return None, math.prod(slots.shape), k, up + down * inner // max(k, 1)
+
+
 def _batched(x: Tensor | None, y: Tensor | None, a: Arguments) -> Sizes:
     if x is None or y is None:
         return _UNKNOWN
@@ -141,6 +151,8 @@ def _named(node: fx.Node) -> dict[str, Any]:
 
 
 def _layouts(a: Arguments) -> list[Layout]:
+    if "up_layout" in a:
+        return [Layout(*a["up_layout"]), Layout(*a["down_layout"])]
     return each_layout(a.get("layout", ()))
 
 
@@ -228,6 +240,8 @@ _ROWS = _by_target(
     linear_dynamic=_Says(_X, _linear, _dynamic),
     linears=_Says(_X, _several, _dynamic),
     linear_guarded=_Says(_X, _linear, _dynamic),
+    linear_experts=_Says(_X, _linear, _dynamic, gemm=False),
+    experts=_Says(_X, _experts, _dynamic, gemm=False),
     linear_ste=_Says(_codes, _linear, _of_training),
     linear_float=_Says(_X, _linear, _weight_only, gemm=False),
     int8_mm=_Says(_Q, _linear, _of_codes),

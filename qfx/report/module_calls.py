@@ -107,21 +107,26 @@ def with_calls(
     modules: Mapping[str, nn.Module],
 ) -> list[Row]:
     """Returns the rows of the captured graphs, completed by the measurements of the module calls
-    that belong to them. Calls without a row in a captured graph get rows of their own: embeddings
-    before all others, the rest after them, and experts at the end."""
+    that belong to them. The row of a block of experts is replaced by that of its call. Calls
+    without a row in a captured graph get rows of their own: embeddings before all others, the rest
+    after them, and experts at the end."""
     calls = [call for call in every if isinstance(call, ModuleCall)]
+    experts = deque(call for call in every if isinstance(call, ExpertsCall))
     left: dict[int, deque[ModuleCall]] = defaultdict(deque)
     for call in calls:
         left[id(call.module)].append(call)
     captured = []
     for row in rows:
-        waiting = left[id(modules.get(row.module))]
+        module = modules.get(row.module)
+        if isinstance(module, Experts) and experts and experts[0].name == row.module:
+            captured.append(experts.popleft().row)
+            continue
+        waiting = left[id(module)]
         captured.append(_filled(row, waiting.popleft()) if waiting else row)
     others = [c for c in calls if c in left[id(c.module)]]
     lookups = [c for c in others if isinstance(c.module, nn.Embedding)]
     beside = [_row(c) for c in others if not isinstance(c.module, nn.Embedding)]
-    experts = [call.row for call in every if isinstance(call, ExpertsCall)]
-    return [*map(_lookup, lookups), *captured, *beside, *experts]
+    return [*map(_lookup, lookups), *captured, *beside, *(call.row for call in experts)]
 
 
 def _filled(row: Row, call: ModuleCall) -> Row:

@@ -35,7 +35,6 @@ from qfx.report.report_row import Range, Row, SiteMeasurement, range_of, row_of
 from qfx.values.config import Config
 
 _ROUNDS = 3
-_EXPERTS = (torch.ops.qfx.experts, torch.ops.qfx.experts.default)
 TRIAL = "qfx.explain"  # what guarded sites count under, until they are taken
 
 
@@ -100,7 +99,6 @@ class SideBySide(fx.Interpreter):
         own = {e.match.node: _sizes(e) for e in self.entries if isinstance(e.match, OwnCall)}
         macs = self.macs | own
         quantized = [e.match.node for e in self.entries if e.token != FLOAT]
-        quantized += [n for n in macs if n.target in _EXPERTS]
         unknown = sum(not macs.get(entry.match.node) for entry in self.entries)
         return sum(macs.get(node, 0) for node in quantized), sum(macs.values()), unknown
 

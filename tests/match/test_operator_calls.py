@@ -37,6 +37,10 @@ PACKED_GROUPS = qfx.Scheme(
 )
 GROUPS_OF_X = qfx.Scheme(x=qfx.QSpec(group=32), w=qfx.QSpec(symmetric=False), rotation=64)
 
+STACK = torch.stack([ops.pack_weight(torch.ones(64, 64, dtype=torch.int8), torch.ones(64))] * 3)
+DOWN = torch.stack([ops.pack_weight(torch.ones(64, 32, dtype=torch.int8), torch.ones(64))] * 3)
+TWO, ENDS = torch.tensor([[0, 2]] * 4), torch.tensor([1, 1, 4], dtype=torch.int32)
+
 
 def _linears() -> nn.Module:
     return nn.Sequential(nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 8))
@@ -81,6 +85,15 @@ OWN: dict[str, tuple[Any, Tensor, list[tuple[str, str, str]]]] = {
         lambda x: ops.linear(*ops.quantize(x, list(Code()), seed=torch.tensor([1])), IN_GROUPS,
                              list(Layout(16, 8, 32, 32, 1)), None, *END),
         ROWS, [("", "4x64x16", "xs8r_wa8g32")]),
+    "experts": (
+        lambda x: ops.experts(x, TWO, x[:, :2], STACK, list(Layout(64)), None, DOWN,
+                              list(Layout(64)), None, list(Code(8, 0)), list(Code(8, 0)),
+                              "silu", "halves", torch.float32),
+        ROWS, [("", "8x64x96", "xa8r_ws8r")]),
+    "a product of experts": (
+        lambda x: ops.linear_experts(x, STACK, list(Layout(64)), ENDS, None, list(Code(8, 0)),
+                                     *END),
+        ROWS, [("", "4x64x64", "xa8r_ws8r")]),
     "float, five bits": (
         lambda x: ops.linear_float(x, FIVE, list(Layout(16, 5, 64, 64)), None, *END),
         ROWS, [("", "4x64x16", "ws5p64")]),
