@@ -26,6 +26,7 @@ from qfx.hf.saved_model import PLACEHOLDERS, put_together, set_placeholders
 from qfx.hf.state_dict import marked_state, scheme_numbers
 from qfx.hf.tensor_parallel import LaterPlan, gathered, whole
 from qfx.io.errors import UserError
+from qfx.io.pages import trim
 from qfx.nn.embedding import Embedding
 from qfx.nn.experts import Experts
 from qfx.nn.experts_like import experts_fault, is_experts
@@ -174,6 +175,7 @@ class QfxQuantizer(HfQuantizer):
                 self._finish(module)
             places = {n: self.made[m] for n, m in self.found.taken.items() if m in self.made}
             replace(self.found, places)
+            trim()  # nothing refers to the float weights any more
         if self.parallel is not None:
             self.parallel.remove()
         self.found, self.hows, self.later, self.made = None, {}, set(), {}
