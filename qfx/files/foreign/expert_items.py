@@ -19,7 +19,7 @@ from qfx.files.foreign.item import Item
 from qfx.files.foreign.weight import ForeignWeight
 from qfx.files.tensor_file import on_own_pages
 from qfx.io.errors import UserError, printable
-from qfx.nn.experts_like import gate_of
+from qfx.nn.experts_like import gate_of, why_not_experts
 
 _ROLES = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
 _MIXTRAL = re.compile(r"(\.experts\.\d+\.)(w[123])\.")
@@ -32,7 +32,7 @@ def parts_of_experts(skeleton: nn.Module) -> dict[str, tuple[str, ...]]:
     found = {}
     for name, product in products_in(skeleton).items():
         block, _, role = name.rpartition(".")
-        gate = gate_of(product.module)
+        gate = None if why_not_experts(product.module) else gate_of(product.module)
         if gate is None or gate.gate == "interleaved" or product.is_transposed:
             continue
         halves = ("gate_proj", "up_proj") if gate.gate == "halves" else ("up_proj",)
