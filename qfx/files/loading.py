@@ -17,14 +17,14 @@ from qfx.files.foreign.state_dict_import import Imported, imported
 from qfx.files.foreign.weight import Activations
 from qfx.files.manifest import MARK, NAME, File, Manifest, manifest_of
 from qfx.files.model_state import buffers_of
+from qfx.files.replaced import made_from, size_of
 from qfx.files.skeleton import Fitted, fill, fitted
 from qfx.files.tensor_file import TensorEntry, TensorIndex, open_table, tensors_of
 from qfx.host.dynamo import uncompiled_module
 from qfx.io.errors import UserError, printable
 from qfx.io.recipe_files import LARGEST
 from qfx.io.safe_read import FileSnapshot, bytes_of, parsed, snapshot_of
-from qfx.nn.linear_like import as_linear
-from qfx.nn.loading import StoredModule
+from qfx.nn.stored_modules import Stored
 from qfx.values.config import Config, Configurable
 
 
@@ -191,10 +191,10 @@ def _whole(path: Path, file: File, files: ExitStack) -> tuple[BinaryIO, TensorIn
 
 def _read(
     tensors: Iterator[tuple[Path, str, Tensor]], plan: Fitted
-) -> tuple[dict[str, StoredModule], dict[str, Tensor]]:
+) -> tuple[dict[str, Stored], dict[str, Tensor]]:
     """Returns the quantized linears and embeddings by name, each created as soon as all of its
     tensors are read, and all other tensors."""
-    made: dict[str, StoredModule] = {}
+    made: dict[str, Stored] = {}
     rest: dict[str, Tensor] = {}
     parts: dict[str, dict[str, Tensor]] = defaultdict(dict)
     for path, name, tensor in tensors:
@@ -230,12 +230,11 @@ def _file(saved: Saved, table: TensorIndex) -> File | None:
     return saved.manifest.files[table.path.name] if saved.manifest else None
 
 
-def _linear(parts: Mapping[str, Any], owner: str, plan: Fitted, path: Path) -> StoredModule:
+def _linear(parts: Mapping[str, Any], owner: str, plan: Fitted, path: Path) -> Stored:
     prefix = f"{owner}."
-    linear, kind = as_linear(plan.linears[owner]), plan.kinds[owner]
-    n, k = linear.weight.shape
+    module, kind = plan.linears[owner], plan.kinds[owner]
     try:
-        found = kind.taken_from(parts, prefix, n, k)
+        found = kind.taken_from(parts, prefix, *size_of(module))
     except ValueError as why:
         raise UserError(f"{printable(str(path))}: {printable(str(why))}") from None
     assert found is not None
@@ -249,4 +248,4 @@ def _linear(parts: Mapping[str, Any], owner: str, plan: Fitted, path: Path) -> S
     codes = kind.PARTS[1]
     kept = {name: t if name == codes else t.clone() for name, t in found.tensors.items()}
     moved = {name: tensor.to(device) for name, tensor in kept.items()}
-    return kind.from_state(linear, found._replace(tensors=moved))
+    return made_from(found._replace(tensors=moved), module, kind)

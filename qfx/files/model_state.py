@@ -14,8 +14,9 @@ from qfx.files.tensor_file import NAMES
 from qfx.host.distributed import is_sharded
 from qfx.host.tensors import has_values, wraps_tensors
 from qfx.io.errors import UserError
+from qfx.nn.experts import Experts
 from qfx.nn.loading import Checked, StoredModule
-from qfx.nn.stored_modules import check_no_experts, stored_linears
+from qfx.nn.stored_modules import Stored, stored_weights
 from qfx.weights.change_detection import place_of
 
 # Compute buffers that are in no file, for models on the meta device; qfx.hf adds that of
@@ -28,13 +29,13 @@ class ModelState(NamedTuple):
 
     `tensors`: by name. `same`: other name of a tensor -> its name in `tensors`. `derived`: names of
     buffers outside the state dict. `linears`: the modules without float weights, by all of their
-    names.
+    names. Experts have two: `up` and `down`.
     """
 
     tensors: dict[str, Tensor]
     same: dict[str, str]
     derived: tuple[str, ...]
-    linears: dict[str, StoredModule]
+    linears: dict[str, Stored]
 
 
 def state_of(model: nn.Module) -> ModelState:
@@ -45,9 +46,9 @@ def state_of(model: nn.Module) -> ModelState:
             "save: the model has no module of qfx in it, so that nothing of it would be int8: "
             "qfx.quantize_(model) first. A compiled model keeps its float weights"
         )
-    if isinstance(model, StoredModule):
-        raise UserError("save: the model is a single linear: put it into a module")
-    check_no_experts(model, "save")
+    if isinstance(model, Stored | Experts):
+        what = "linear" if isinstance(model, StoredModule) else "block of experts"
+        raise UserError(f"save: the model is a single {what}: put it into a module")
     if any(map(is_sharded, model.modules())):
         raise UserError("save: FSDP shards the model: gather its state dict first")
     for name, value in (*model.named_parameters(), *model.named_buffers()):
@@ -61,13 +62,13 @@ def state_of(model: nn.Module) -> ModelState:
             raise UserError(f"save: {name} {why}")
     same = ties(model, everything)
     tensors = {name: value for name, value in everything.items() if name not in same}
-    return ModelState(tensors, same, tuple(derived), dict(stored_linears(model)))
+    return ModelState(tensors, same, tuple(derived), dict(stored_weights(model)))
 
 
 def derived_buffers(model: nn.Module, state: Mapping[str, Any]) -> dict[str, Tensor]:
     """Returns the buffers that the model's state dict leaves out, such as tables of positions and
     masks, by name. They are stored, because a model on the meta device cannot compute them."""
-    made = {f"{name}.{own}" for name, m in stored_linears(model) for own in m.UNSAVED}
+    made = {f"{name}.{own}" for name, m in stored_weights(model) for own in m.UNSAVED}
     buffers = dict(model.named_buffers(remove_duplicate=False))
     return {n: b for n, b in buffers.items() if n not in state and n not in made}
 
@@ -112,5 +113,5 @@ def _parts_of_shared(model: nn.Module) -> dict[str, tuple[int, str]]:
     """Returns, for each stored tensor of a linear, the id of the linear and the tensor's name in
     it. The tensors are created anew at each request, so their addresses do not show which names
     belong to the same linear."""
-    linears = stored_linears(model)
+    linears = stored_weights(model)
     return {f"{name}.{part}": (id(m), part) for name, m in linears for part in m.PARTS}

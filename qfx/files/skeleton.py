@@ -10,32 +10,33 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from qfx.files.expert_blocks import blocks_of, experts_from, products_in, renamed
 from qfx.files.model_state import derived_buffers, ties
+from qfx.files.replaced import Replaced, kind_in, linear_names, replaced
 from qfx.files.tensor_file import TensorEntry
 from qfx.io.errors import UserError, printable
-from qfx.nn.embedding import Embedding
 from qfx.nn.linear import Linear
-from qfx.nn.linear_like import as_linear, is_embedding
-from qfx.nn.loading import Checked, StoredModule, fault_of
+from qfx.nn.loading import Checked, fault_of
 from qfx.nn.replace import replace
 from qfx.nn.selection import Selection, listed, refuse
-from qfx.nn.sign_linear import SignLinear
-from qfx.nn.stored_modules import NAMES, STORED, kind_of, notify_listeners, replaces
+from qfx.nn.stored_modules import STORED, Stored, StoredKind, notify_listeners
 
 
 @dataclass(frozen=True)
 class Fitted:
     """The decisions for loading files into a skeleton.
 
-    `linears`: the modules that are replaced, by all of their names; `kinds`: the class that
-    replaces each; `parts`: the number of stored tensors of each; `schemes`: the texts of their
-    schemes in the manifest, None without a manifest. `same`: name in the state dict -> name under
-    which the same tensor is stored. `derived`: buffers outside the state dict that are loaded;
-    `left`: stored buffers that are not needed. `was`: the tensors that are replaced, by name.
+    `linears`: the modules and products of experts that are replaced, by all of their names;
+    `kinds`: the class that replaces each; `blocks`: the experts of these products; `parts`: the
+    number of stored tensors of each; `schemes`: the texts of their schemes in the manifest, None
+    without a manifest. `same`: name in the state dict -> name under which the same tensor is
+    stored. `derived`: buffers outside the state dict that are loaded; `left`: stored buffers that
+    are not needed. `was`: the tensors that are replaced, by name.
     """
 
-    linears: Mapping[str, nn.Module]
-    kinds: Mapping[str, type[StoredModule]]
+    linears: Mapping[str, Replaced]
+    kinds: Mapping[str, StoredKind]
+    blocks: Mapping[str, nn.Module]
     parts: Mapping[str, int]
     schemes: Mapping[str, str] | None
     same: Mapping[str, str]
@@ -71,27 +72,33 @@ def fitted(
     None, int8 linears are found by the names of their tensors, and `same` by the ties of the
     skeleton.
     """
-    state = skeleton.state_dict()
-    beside = derived_buffers(skeleton, state)
     _check_same(same, entries, at)
-    names = _linear_names(skeleton, [*entries, *same], linears)
+    products = products_in(skeleton)
+    stored = {**entries, **{n: entries[first] for n, first in same.items()}}
+    names = linear_names(skeleton, products, stored, linears)
+    of_experts = {name: products[name] for name in names if name in products}
+    state = renamed(skeleton.state_dict(), of_experts)
+    beside = derived_buffers(skeleton, state)
     if linears is None:
         weights = {f"{name}.weight" for name in names}
         tied = ties(skeleton, state).items()
         same = {n: first for n, first in tied if n not in entries and n not in weights}
     stored = {**entries, **{n: entries[first] for n, first in same.items() if first in entries}}
-    taken = {name: _linear(skeleton, name, stored, at) for name in names}
-    kinds = {name: kind for name in taken if (kind := kind_of(name, stored))}
+    taken = {name: replaced(skeleton, products, name, stored, at) for name in names}
+    kinds = {name: kind for name in taken if (kind := kind_in(name, stored))}
     parts = {name: _parts(name, kinds, same, entries, at) for name in taken}
+    blocks = blocks_of([n for n in taken if n in products], skeleton, at)
+    modules = {n: m for n, m in taken.items() if isinstance(m, nn.Module)}
     for kind in STORED:
-        of_kind = {name: linear for name, linear in taken.items() if kinds[name] is kind}
+        of_kind = {name: linear for name, linear in modules.items() if kinds[name] is kind}
         refuse(Selection("load", skeleton, {}, of_kind, {}, {}), kind.from_float, instead="")
+    refuse(Selection("load", skeleton, blocks, blocks, {}, {}), Linear.from_float, instead="")
     _check_names(state, stored, kinds, derived, at)
     _check_kinds(state, stored, taken, at)
     left = [n for n in derived if n not in beside or not _fits(stored[n], beside[n])]
     kept = [n for n in derived if n not in left]
     _check_values(skeleton, beside, kept, at)
-    return Fitted(taken, kinds, parts, linears, same, kept, left, {**state, **beside})
+    return Fitted(taken, kinds, blocks, parts, linears, same, kept, left, {**state, **beside})
 
 
 def _check_same(same: Mapping[str, str], entries: Mapping[str, TensorEntry], at: str) -> None:
@@ -103,55 +110,9 @@ def _check_same(same: Mapping[str, str], entries: Mapping[str, TensorEntry], at:
             )
 
 
-def _linear_names(
-    skeleton: nn.Module, stored: Collection[str], described: Collection[str] | None
-) -> list[str]:
-    """Returns the names of the linears that are created from files. 1-bit linears are missing in
-    manifests of earlier versions; those that the skeleton already contains are loaded with its
-    state dict."""
-    modules = dict(skeleton.named_modules(remove_duplicate=False))
-    owners = dict.fromkeys(name.rpartition(".")[0] for name in stored)
-    kinds = {name: kind_of(name, stored) for name in owners}
-
-    def takes(name: str) -> bool:
-        module, kind = modules.get(name), kinds[name]
-        if isinstance(module, nn.Linear | Linear):
-            return True
-        return module is not None and kind is not None and replaces(kind, module)
-
-    found = [name for name, kind in kinds.items() if kind and takes(name)]
-    if described is not None:
-        found = [*described, *(n for n in found if kinds[n] is SignLinear and n not in described)]
-    return [name for name in found if not isinstance(modules.get(name), SignLinear)]
-
-
-def _linear(
-    skeleton: nn.Module, name: str, stored: Mapping[str, TensorEntry], at: str
-) -> nn.Module:
-    module = dict(skeleton.named_modules(remove_duplicate=False)).get(name)
-    here = f"{at}: {printable(name)}"
-    kind = kind_of(name, stored)
-    what = NAMES[kind or Linear]
-    if isinstance(module, Linear | Embedding):
-        raise UserError(f"{here} is int8 in the skeleton already: qfx.load takes a float model")
-    if module is None or not replaces(kind or Linear, module):
-        found = "nothing" if module is None else f"a {type(module).__name__}"
-        raise UserError(f"{here} is {what}, and the skeleton has {found} of that name")
-    if kind is None:
-        raise UserError(f"{here} is said to be {what}, and has no codes")
-    codes, (n, k) = kind.PARTS[1], as_linear(module).weight.shape
-    shape = stored[f"{name}.{codes}"].shape
-    if shape not in kind.shapes(n, k):
-        word = "embedding" if is_embedding(module) else "linear"
-        raise UserError(
-            f"{here} has {codes} {list(shape)}, and the {word} of the skeleton a weight {[n, k]}"
-        )
-    return module
-
-
 def _parts(
     name: str,
-    kinds: Mapping[str, type[StoredModule]],
+    kinds: Mapping[str, StoredKind],
     same: Mapping[str, str],
     entries: Collection[str],
     at: str,
@@ -174,7 +135,7 @@ def _parts(
 def _check_names(
     state: Collection[str],
     stored: Collection[str],
-    taken: Mapping[str, type[StoredModule]],
+    taken: Mapping[str, StoredKind],
     derived: Collection[str],
     at: str,
 ) -> None:
@@ -239,7 +200,7 @@ def _check_values(
 def fill(
     skeleton: nn.Module,
     plan: Fitted,
-    made: Mapping[str, StoredModule],
+    made: Mapping[str, Stored],
     rest: Mapping[str, Tensor],
     at: str,
 ) -> nn.Module:
@@ -252,9 +213,11 @@ def fill(
         prefix = f"{name}." if name else ""
         if isinstance(module, Checked) and (fault := fault_of(module, state, prefix)):
             raise UserError(f"{at}: {fault}")
-    each = {name: made[_stored_by(name, kind, plan.same)] for name, kind in plan.kinds.items()}
-    found = Selection("load", skeleton, dict(plan.linears), dict(plan.linears), {}, {})
-    replace(found, each)
+    by = {name: _stored_by(name, kind, plan.same) for name, kind in plan.kinds.items()}
+    linears = {n: m for n, m in plan.linears.items() if isinstance(m, nn.Module)}
+    each = {n: made[by[n]] for n in linears} | experts_from(plan.blocks, made, by.__getitem__)
+    taken = {**linears, **plan.blocks}
+    replace(Selection("load", skeleton, taken, dict(taken), {}, {}), each)
     notify_listeners(skeleton)
     skeleton.load_state_dict(state, strict=False, assign=True)
     for name in plan.derived:
@@ -264,7 +227,7 @@ def fill(
     return skeleton
 
 
-def _stored_by(linear: str, kind: type[StoredModule], same: Mapping[str, str]) -> str:
+def _stored_by(linear: str, kind: StoredKind, same: Mapping[str, str]) -> str:
     codes = f"{linear}.{kind.PARTS[1]}"
     return same.get(codes, codes).rpartition(".")[0]
 

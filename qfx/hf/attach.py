@@ -10,23 +10,17 @@ from transformers import PreTrainedModel
 from qfx.hf.config import QfxConfig
 from qfx.hf.quantizer import QfxQuantizer, untie
 from qfx.hf.state_dict import scheme_numbers
-from qfx.nn.experts import Experts
-from qfx.nn.loading import StoredModule
-from qfx.nn.stored_modules import stored_linears
+from qfx.nn.stored_modules import Stored, stored_linears
 
 
 def attach(model: nn.Module) -> None:
     """Gives each transformers model in `model` that has int8 linears a quantizer, unless it has
-    one.
-
-    The quantizer writes the int8 linears and their part of config.json, or refuses a model with
-    int8 experts.
+    one. The quantizer writes the int8 linears and their part of config.json.
     """
-    known: dict[StoredModule, list[int]] = {}  # computing them unpacks a module, so only once
+    known: dict[Stored, list[int]] = {}  # computing them unpacks a module, so only once
     for module in reversed([*model.modules()]):  # the outermost last, as configs may be shared
         free = isinstance(module, PreTrainedModel) and getattr(module, "hf_quantizer", None) is None
-        has_experts = any(isinstance(each, Experts) for each in module.modules())
-        if free and ((linears := scheme_numbers(module, known)) or has_experts):
+        if free and (linears := scheme_numbers(module, known)):
             config: Any = QfxConfig(linears=linears)
             vars(module)["hf_quantizer"] = QfxQuantizer(config, pre_quantized=True)
             module.config.quantization_config = config  # type: ignore[union-attr]

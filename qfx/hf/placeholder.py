@@ -1,5 +1,5 @@
-"""Placeholders for linears and embeddings of a saved int8 model whose tensors transformers has not
-loaded yet."""
+"""Placeholders for linears, embeddings and experts of a saved int8 model whose tensors
+transformers has not loaded yet."""
 
 from __future__ import annotations
 
@@ -8,42 +8,43 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from qfx.files.expert_blocks import put_together
+from qfx.files.replaced import Replaced, made_from, size_of
 from qfx.io.errors import UserError, printable
 from qfx.nn.embedding import Embedding
+from qfx.nn.experts import Experts
+from qfx.nn.experts_like import FloatProduct, products_of
 from qfx.nn.linear_like import as_linear
-from qfx.nn.loading import StoredModule
 from qfx.nn.scheme_tensor import KEY, LENGTH
-from qfx.nn.stored_modules import NAMES, kind_that_saved, replaces
+from qfx.nn.stacked_weight import StackedWeight
+from qfx.nn.stored_modules import NAMES, Stored, StoredKind, kind_that_saved, replaces
 
 MARK = "weight"  # saved next to the codes: see `qfx/hf/state_dict.py`
+MARK_OF_EXPERTS = (1, 2, 2)  # the shape of what is saved by the names of float experts
 
 
 class Placeholder(nn.Module):
     """A module with buffers on the meta device, of the dtypes and shapes that the scheme of the
-    saved module requires, and with the bias of the module that it replaces.
+    saved module requires, and with the bias of the module or product that it replaces.
 
     Raises ValueError if `numbers` are not a scheme, or belong to another kind of module.
     """
 
-    def __init__(self, module: nn.Module, numbers: list[int], name: str) -> None:
+    def __init__(self, module: Replaced, numbers: list[int], name: str) -> None:
         super().__init__()
         padded = [*numbers, *[0] * (LENGTH - len(numbers))]
         scheme = torch.tensor(padded, dtype=torch.int32, device="cpu")  # not on the default device
-        self.kind = kind_that_saved(scheme, f"{name}.{KEY}")
-        if not replaces(self.kind, module):
-            raise UserError(
-                f"from_pretrained: config.json says that {printable(name)} is {NAMES[self.kind]}, "
-                f"and it is a {type(module).__name__}"
-            )
-        linear = as_linear(module)
-        self.of = (linear,)  # in a tuple, so that it is not registered as a submodule
-        self.linear_sizes = tuple(linear.weight.shape)
-        self.bias = getattr(linear, "bias", None)
+        self.kind = _kind(module, scheme, name)
+        of: Any = module if isinstance(module, FloatProduct) else as_linear(module)
+        self.of = (of,)  # in a tuple, so that it is not registered as a submodule
+        self.size = size_of(module)
+        self.bias = getattr(of, "bias", None)
         self.wanted = {
             KEY: (torch.int32, (LENGTH,)),
-            MARK: (torch.int8, self.linear_sizes[:1]),
-            **self.kind.kinds(scheme, f"{name}.{KEY}", *self.linear_sizes),
+            **self.kind.kinds(scheme, f"{name}.{KEY}", *self.size),
         }
+        if self.kind is not StackedWeight:
+            self.wanted[MARK] = torch.int8, self.size[:1]
         for part, (dtype, shape) in self.wanted.items():
             self.register_buffer(part, torch.empty(shape, dtype=dtype, device="meta"))
         self._is_hf_initialized = True  # so that transformers does not initialize it
@@ -56,20 +57,51 @@ class Placeholder(nn.Module):
         absent = [n for n, tensor in parts.items() if not _loaded(tensor)]
         if absent:
             raise UserError(f"no file of the model has {', '.join(absent)}")
-        n, k = self.linear_sizes
-        found = self.kind.taken_from(parts, f"{name}.", n, k)
+        found = self.kind.taken_from(parts, f"{name}.", *self.size)
         assert found is not None
         return found
 
-    def made(self, state: Any) -> StoredModule:
+    def made(self, state: Any) -> Stored:
         """Returns the int8 module with the tensors `state`, the result of `taken`. An embedding
         returns rows in the dtype that the model is loaded in."""
-        (linear,) = self.of
-        module = self.kind.from_state(linear, state).train(self.training)
+        (of,) = self.of
+        module = made_from(state, of, self.kind).train(self.training)
         if isinstance(module, Embedding):
-            return module.to(linear.weight.dtype)
+            return module.to(of.weight.dtype)
         module.bias = self.bias
         return module
+
+
+class ExpertsPlaceholder(nn.Module):
+    """Placeholders for both products of a block of experts, and buffers for what is saved in the
+    place of its float weights."""
+
+    def __init__(self, block: nn.Module, up: Placeholder, down: Placeholder) -> None:
+        super().__init__()
+        self.of = (block,)
+        self.up, self.down = up, down
+        for product in products_of(block):
+            mark = torch.empty(MARK_OF_EXPERTS, dtype=torch.int8, device="meta")
+            self.register_buffer(product.name, mark)
+        self._is_hf_initialized = True
+
+    def made(self) -> Experts:
+        """Returns the int8 experts. `up` and `down` are int8 weights by now."""
+        up: Any = self.up
+        down: Any = self.down
+        return put_together(*self.of, up, down)
+
+
+def _kind(module: Replaced, scheme: Tensor, name: str) -> StoredKind:
+    if isinstance(module, FloatProduct):
+        return StackedWeight
+    kind = kind_that_saved(scheme, f"{name}.{KEY}")
+    if not replaces(kind, module):
+        raise UserError(
+            f"from_pretrained: config.json says that {printable(name)} is {NAMES[kind]}, "
+            f"and it is a {type(module).__name__}"
+        )
+    return kind
 
 
 def _loaded(tensor: Any) -> bool:

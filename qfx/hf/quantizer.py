@@ -12,18 +12,30 @@ from transformers.core_model_loading import ConversionOps
 from transformers.quantizers import HfQuantizer, register_quantizer
 
 from qfx.hf.config import METHOD, QfxConfig
-from qfx.hf.placeholder import MARK, Placeholder
+from qfx.hf.expert_loading import (
+    ExpertLoading,
+    Weights,
+    by_expert,
+    is_shared_out,
+    put_floats,
+    with_biases,
+    without,
+)
 from qfx.hf.save_check import check_one_save, mark_save
+from qfx.hf.saved_model import PLACEHOLDERS, put_together, set_placeholders
 from qfx.hf.state_dict import marked_state, scheme_numbers
 from qfx.hf.tensor_parallel import LaterPlan, gathered, whole
-from qfx.io.errors import UserError, printable
+from qfx.io.errors import UserError
+from qfx.io.pages import trim
 from qfx.nn.embedding import Embedding
+from qfx.nn.experts import Experts
+from qfx.nn.experts_like import experts_fault, is_experts
 from qfx.nn.linear import Linear
 from qfx.nn.linear_like import is_embedding, is_transposed
-from qfx.nn.quantize_model import made, planned, quantize_linears
+from qfx.nn.quantize_model import made, planned, quantize_
 from qfx.nn.replace import replace
 from qfx.nn.selection import Selection
-from qfx.nn.stored_modules import check_no_experts, notify_listeners, stored_linears
+from qfx.nn.stored_modules import notify_listeners, stored_linears
 from qfx.nn.weight_faults import unquantizable, unserved_weight
 from qfx.values.scheme import Scheme
 from qfx.values.site_recipe import SiteRecipe
@@ -35,10 +47,11 @@ WHO = "from_pretrained"
 class QfxQuantizer(HfQuantizer):
     """Loads a model for `from_pretrained`, and saves it for `save_pretrained`.
 
-    From a float checkpoint, each weight is quantized when it is read, tied weights after everything
-    is loaded. From a saved int8 model, the tensors of the int8 linears are loaded and put together.
-    transformers creates a quantizer for a `QfxConfig`; users do not. Raises UserError for a
-    `device_map` with several devices and for a config.json that does not fit the model.
+    From a float checkpoint, each weight is quantized when it is read, experts when those of their
+    block are read, and tied weights after everything is loaded. From a saved int8 model, the
+    tensors of the int8 linears are loaded and put together. transformers creates a quantizer for a
+    `QfxConfig`; users do not. Raises UserError for a `device_map` with several devices and for a
+    config.json that does not fit the model.
     """
 
     requires_calibration = False
@@ -49,7 +62,8 @@ class QfxQuantizer(HfQuantizer):
         self.found: Selection | None = None
         self.hows: dict[nn.Module, Scheme | SiteRecipe] = {}
         self.later: set[nn.Module] = set()  # tied modules, which are quantized after loading
-        self.made: dict[nn.Module, Linear | Embedding] = {}
+        self.made: dict[nn.Module, Linear | Embedding | Experts] = {}
+        self.experts = ExpertLoading({})
         self.parallel: LaterPlan | None = None  # only while a model is loaded
 
     def validate_environment(self, *args: Any, **kwargs: Any) -> None:
@@ -68,14 +82,16 @@ class QfxQuantizer(HfQuantizer):
             if files:
                 self.quantization_config.read_recipe(files[0].parent)
             check_one_save(model.config, files)
-            self._await(model)
-            self._divide([m for m in model.modules() if isinstance(m, Placeholder)])
+            names = set_placeholders(model, self.quantization_config.linears)
+            untie(model, names)
+            self._divide([m for m in model.modules() if isinstance(m, PLACEHOLDERS)])
         elif not self.quantization_config.config.smoothing:
             self.found, self.hows = planned(model, self.quantization_config.config, WHO)
+            self.experts = ExpertLoading(self.hows)
             tied = _tied_names(model)
-            names = self.found.taken.items()
-            self.later = {m for name, m in names if f"{name}.weight" in tied}
-            self._divide(self.found.taken.values())
+            modules = self.found.taken.items()
+            self.later = {m for name, m in modules if f"{name}.weight" in tied}
+            self._divide(m for m in self.found.taken.values() if not is_experts(m))
 
     def _divide(self, modules: Iterable[nn.Module]) -> None:
         """Records how a tensor-parallel plan (`tp_plan`) splits these modules, to split the int8
@@ -83,31 +99,20 @@ class QfxQuantizer(HfQuantizer):
         self.parallel = LaterPlan(modules)
         self.parallel.install()
 
-    def _await(self, model: Any) -> None:
-        linears = self.quantization_config.linears
-        if linears is None:
-            raise UserError(
-                f"{WHO}: the quantization_config of config.json does not say which linears are int8"
-            )
-        names = {
-            here: n for name, n in linears.items() if (here := _in_model(model, name)) is not None
-        }
-        if not names:
-            few = printable(", ".join([*linears][:3]))
-            raise UserError(
-                f"{WHO}: none of the {len(linears)} int8 linears of config.json ({few}, ...) is in "
-                f"a {type(model).__name__}"
-            )
-        for name, numbers in names.items():
-            model.set_submodule(name, Placeholder(model.get_submodule(name), numbers, name))
-        untie(model, names)
-
     def param_needs_quantization(self, model: Any, param_name: str, **kwargs: Any) -> bool:
         owner, _, part = param_name.rpartition(".")
-        if self.found is None or part != "weight":
+        module = self.found.taken.get(owner) if self.found is not None else None
+        if module is None or module not in self.hows:
             return False
-        linear = self.found.taken.get(owner)
-        return linear is not None and linear in self.hows and linear not in self.later
+        if not self.experts.takes(module, part):
+            return part == "weight" and not is_experts(module) and module not in self.later
+        if is_shared_out(module):
+            self._leave(module, "a tensor-parallel plan shares its weights out among ranks")
+        return module in self.hows
+
+    def update_weight_conversions(self, weight_conversions: Any, model: Any) -> Any:
+        found = super().update_weight_conversions(weight_conversions, model)
+        return found if self.pre_quantized else by_expert(found, self.param_needs_quantization)
 
     def get_quantize_ops(self) -> ConversionOps:
         return _Quantize(self)
@@ -133,6 +138,23 @@ class QfxQuantizer(HfQuantizer):
         linear.weight._is_hf_initialized = True  # type: ignore[union-attr]
         return True
 
+    def quantize_product(self, name: str, value: Any) -> dict[str, Tensor]:
+        """Takes the weights of a product of experts, and quantizes the block if they complete it.
+        Returns, by name, the parameters that transformers is to set: those of a block that stays
+        float."""
+        assert self.found is not None
+        owner, _, part = name.rpartition(".")
+        block = self.found.taken[owner]
+        made = self.experts.read(block, part, Weights.of(value))
+        block._parameters[part]._is_hf_initialized = True  # type: ignore[union-attr]
+        if isinstance(made, Experts):
+            self.made[block] = made
+        if not isinstance(made, str):
+            return {}
+        floats = self.experts.floats(block)
+        self._leave(block, made)
+        return {f"{owner}.{each}": tensor for each, tensor in floats.items()}
+
     def _leave(self, linear: nn.Module, why: str) -> None:
         assert self.found is not None
         for name in [n for n, m in self.found.taken.items() if m is linear]:
@@ -145,29 +167,42 @@ class QfxQuantizer(HfQuantizer):
     def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> Any:
         if self.pre_quantized:
             assert self.parallel is not None
-            _put_together(model, self.parallel)
+            put_together(model, self.parallel)
         elif self.found is None:
-            quantize_linears(model, self.quantization_config.config)
+            quantize_(model, self.quantization_config.config)
         else:
-            for linear in [*self.hows]:
-                if linear not in self.made and (why := unquantizable(linear.weight)):
-                    self._leave(linear, why)
-                    continue
-                if linear not in self.made:
-                    self.made[linear] = made(whole(linear), self.hows[linear])
-                if not is_embedding(linear):
-                    self.made[linear].bias = linear.bias
-                if self.parallel is not None:
-                    self.parallel.apply(linear, self.made[linear], self._name(linear))
+            for module in [*self.hows]:
+                self._finish(module)
             places = {n: self.made[m] for n, m in self.found.taken.items() if m in self.made}
             replace(self.found, places)
+            trim()  # nothing refers to the float weights any more
         if self.parallel is not None:
             self.parallel.remove()
         self.found, self.hows, self.later, self.made = None, {}, set(), {}
-        self.parallel = None
+        self.parallel, self.experts = None, ExpertLoading({})
+        if hasattr(model, "_weight_conversions"):
+            model._weight_conversions = without(model._weight_conversions)
         untie(model, [name for name, _ in stored_linears(model)])
         notify_listeners(model)
         return model
+
+    def _finish(self, module: nn.Module) -> None:
+        """Makes the int8 form of a module now that everything is loaded, unless it was made when
+        its weight was read, and gives it its biases."""
+        if is_experts(module):
+            put_floats(module, self.experts.floats(module))
+        if module not in self.made and (why := _fault(module)):
+            self._leave(module, why)
+            return
+        if module not in self.made:
+            self.made[module] = _made(module, self.hows[module])
+        int8 = self.made[module]
+        if isinstance(int8, Experts):
+            with_biases(int8, module)
+        elif not is_embedding(module):
+            int8.bias = module.bias
+        if self.parallel is not None:
+            self.parallel.apply(module, int8, self._name(module))
 
     def _name(self, linear: nn.Module) -> str:
         assert self.found is not None
@@ -178,7 +213,6 @@ class QfxQuantizer(HfQuantizer):
 
         save_pretrained calls it before it writes any file, and writes config.json first.
         """
-        check_no_experts(model, "save_pretrained")
         with gathered(model):
             state, linears = marked_state(model), scheme_numbers(model)
         self.quantization_config.linears = linears
@@ -211,16 +245,30 @@ class _Quantize(ConversionOps):
     def convert(
         self, input_dict: dict[str, Any], source_patterns: Any, target_patterns: Any, **kwargs: Any
     ) -> dict[str, Any]:
-        rest = {}
+        rest: dict[str, Any] = {}
         for target, value in input_dict.items():
             tensor = value[0] if isinstance(value, list) else value
             wanted = self.quantizer.param_needs_quantization(kwargs["model"], target)
-            if wanted and self.quantizer.quantize(target.removesuffix(".weight"), tensor):
-                if (missing := kwargs.get("missing_keys")) is not None:
-                    missing.discard(target)
+            missing = kwargs.get("missing_keys") or set()
+            if wanted and not target.endswith(".weight"):
+                missing.discard(target)
+                rest |= self.quantizer.quantize_product(target, value)
+            elif wanted and self.quantizer.quantize(target.removesuffix(".weight"), tensor):
+                missing.discard(target)
             else:
                 rest[target] = value
         return rest
+
+
+def _fault(module: nn.Module) -> str:
+    weight: Any = None if is_experts(module) else module.weight
+    return experts_fault(module) if weight is None else unquantizable(weight)
+
+
+def _made(module: nn.Module, how: Any) -> Linear | Embedding | Experts:
+    if is_experts(module):
+        return Experts.from_float(module, how, free=True)
+    return made(whole(module), how)
 
 
 def _tied_names(model: Any) -> set[str]:
@@ -237,28 +285,3 @@ def untie(model: Any, int8: Any) -> None:
         weights = {f"{n}.weight".removeprefix(prefix) for n in int8 if n.startswith(prefix)}
         for target in [t for t, source in tied.items() if {t, source} & weights]:
             del tied[target]
-
-
-def _in_model(model: Any, name: str) -> str | None:
-    """Returns the name in `model` of a linear called `name` in the saved model; None if there is
-    none. One of the two models may have an output layer (a head) around the other."""
-    modules = dict(model.named_modules())
-    prefix = f"{model.base_model_prefix}."
-    spellings = (name, name.removeprefix(prefix), f"{prefix}{name}")
-    return next((spelling for spelling in spellings if spelling in modules), None)
-
-
-def _put_together(model: Any, parallel: LaterPlan) -> None:
-    awaited = {name: m for name, m in model.named_modules() if isinstance(m, Placeholder)}
-    states: dict[str, Any] = {}
-    for name, module in awaited.items():
-        try:
-            states[name] = module.taken(name)
-        except ValueError as why:
-            raise UserError(f"{WHO}: {printable(str(why))}") from None
-    for name, module in awaited.items():
-        for part in (*module.wanted, MARK):
-            module._buffers[part] = None  # frees the codes when they are packed
-        made = module.made(states.pop(name))
-        parallel.apply(module, made, name)
-        model.set_submodule(name, made)

@@ -18,7 +18,7 @@ from transformers.distributed.tensor_parallel import (
 )
 
 from qfx.host.tensors import is_distributed
-from qfx.io.errors import printable
+from qfx.io.errors import UserError, printable
 from qfx.nn.linear import Linear
 from qfx.nn.quantized_weight import QuantizedWeight
 
@@ -62,6 +62,15 @@ class LaterPlan:
                 if not is_distributed(parameter):
                     style.shard_param(module, name, mesh)
             style.install_forward(module, mesh)
+
+    def refuse(self, module: nn.Module, name: str) -> None:
+        """Raises UserError if the plan splits `module`, which int8 experts replace."""
+        if module in self.deferred:
+            raise UserError(
+                f"from_pretrained: {printable(name)} has int8 experts, and a tensor-parallel plan "
+                "shares them out among ranks, which int8 experts are not: load without a plan, or "
+                "quantize the model with skip=['experts']"
+            )
 
     def apply(self, before: nn.Module, made: nn.Module, name: str) -> None:
         """Splits the weight of `made`, which replaces the module `before`, as the plan says.

@@ -41,10 +41,15 @@ class FloatProduct(NamedTuple):
         return found
 
     @property
+    def is_transposed(self) -> bool:
+        """Whether the parameter is [E, K, N]."""
+        return bool(getattr(self.module, "is_transposed", False))
+
+    @property
     def weights(self) -> Tensor:
         """The weights [E, N, K], a view of the parameter."""
         weights = self.parameter.detach()
-        return weights.transpose(1, 2) if _is_transposed(self.module) else weights
+        return weights.transpose(1, 2) if self.is_transposed else weights
 
 
 def is_experts(module: nn.Module) -> bool:
@@ -140,10 +145,6 @@ def _parameter(module: nn.Module, name: str) -> nn.Parameter | None:
     """Returns the parameter of this name, also of a module of TorchScript, or None."""
     found = getattr(module, name, None)
     return found if isinstance(found, nn.Parameter) else None
-
-
-def _is_transposed(module: Any) -> bool:
-    return bool(getattr(module, "is_transposed", False))
 
 
 def _count(module: nn.Module) -> int:

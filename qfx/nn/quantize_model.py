@@ -58,27 +58,17 @@ def quantize_(model: nn.Module, config: Configurable = None) -> nn.Module:
     each call (weight_norm, spectral_norm, pruning), that have a forward of their own (accelerate),
     hooks on their state dict, or hooks of `register_backward_hook`.
     """
-    replace(*_modules(model, Config.of(config), experts=True))
-    return _settled(model)
-
-
-def quantize_linears(model: nn.Module, config: Config) -> nn.Module:
-    """Does what `quantize_` does, and leaves experts float."""
-    replace(*_modules(model, config, experts=False))
-    return _settled(model)
-
-
-def _settled(model: nn.Module) -> nn.Module:
+    replace(*_modules(model, Config.of(config)))
     trim()  # nothing refers to the float weights any more
     notify_listeners(model)
     return model
 
 
 def _modules(
-    model: nn.Module, config: Config, experts: bool
+    model: nn.Module, config: Config
 ) -> tuple[Selection, dict[str, Linear | Embedding | Experts]]:
     """Returns the selection, and the new module for each name that is replaced."""
-    found, hows = planned(model, config, "quantize_", experts)
+    found, hows = planned(model, config, "quantize_")
     factors = factors_without_graph(model, "quantize_") if config.smoothing else {}
     each: dict[nn.Module, Linear | Embedding | Experts] = {}
     tied: dict[Any, Linear] = {}  # by the float weight, its orientation and its quantization
@@ -109,10 +99,10 @@ def made(linear: nn.Module, how: Scheme | SiteRecipe) -> Linear | Embedding:
 
 
 def planned(
-    model: nn.Module, config: Config, who: str, experts: bool = False
+    model: nn.Module, config: Config, who: str
 ) -> tuple[Selection, dict[nn.Module, Scheme | SiteRecipe]]:
-    """Decides which linears and embeddings, and experts if `experts`, become int8 and how each is
-    quantized; changes nothing.
+    """Decides which linears, embeddings and experts become int8 and how each is quantized; changes
+    nothing.
 
     Raises ValueError in the same cases as `quantize_`. Its message begins with `who`, the name of
     the function that the user called.
@@ -131,7 +121,7 @@ def planned(
         return _left_float(decided(linear), linear)
 
     embeddings = config.embeddings is not None
-    beside = {"embeddings": embeddings, "experts": experts}
+    beside = {"embeddings": embeddings, "experts": True}
     found = select_modules(model, config, who, left, transposed=True, **beside)
     refuse(found, Linear.from_float)
     hows = {m: decided(m) for m in dict.fromkeys(found.taken.values())}

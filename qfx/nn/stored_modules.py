@@ -1,5 +1,5 @@
-"""The classes of linears and embeddings that store quantized weights, and the class to which a
-saved scheme belongs."""
+"""The classes of linears, embeddings and products of experts that store quantized weights, and the
+class to which a saved scheme belongs."""
 
 from __future__ import annotations
 
@@ -8,22 +8,23 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from qfx.io.errors import UserError
 from qfx.nn.embedding import Embedding
-from qfx.nn.experts import Experts
 from qfx.nn.linear import Linear
 from qfx.nn.linear_like import is_embedding, is_linear
 from qfx.nn.loading import StoredModule
 from qfx.nn.modules_to_save import watch_wrappers
 from qfx.nn.scheme_tensor import read_any
-from qfx.nn.selection import listed
 from qfx.nn.sign_linear import SignLinear
+from qfx.nn.stacked_weight import StackedWeight
 
+Stored = StoredModule | StackedWeight  # a module whose weights are saved as codes
+StoredKind = type[StoredModule] | type[StackedWeight]
 STORED: tuple[type[StoredModule], ...] = (Linear, SignLinear, Embedding)
 NAMES: dict[Any, str] = {
     Linear: "an int8 linear",
     SignLinear: "a linear of one bit",
     Embedding: "an int8 embedding",
+    StackedWeight: "a product of int8 experts",
 }
 # Functions that are called with each model in which such modules were created or loaded.
 LISTENERS: list[Callable[[nn.Module], None]] = [watch_wrappers]
@@ -44,8 +45,19 @@ def stored_linears(model: nn.Module) -> Iterator[tuple[str, StoredModule]]:
             yield name, module
 
 
-def replaces(kind: type[StoredModule], module: nn.Module) -> bool:
-    """Whether a module of the class `kind` can replace the float module `module`."""
+def stored_weights(model: nn.Module) -> Iterator[tuple[str, Stored]]:
+    """Yields what `stored_linears` does, and each product of int8 experts."""
+    yield from stored_linears(model)
+    for name, module in model.named_modules(remove_duplicate=False):
+        if isinstance(module, StackedWeight):
+            yield name, module
+
+
+def replaces(kind: StoredKind, module: nn.Module) -> bool:
+    """Whether a module of the class `kind` can replace the float module `module`. Products of
+    experts replace no module but a parameter."""
+    if issubclass(kind, StackedWeight):
+        return False
     return is_embedding(module) if issubclass(kind, Embedding) else is_linear(module)
 
 
@@ -65,15 +77,3 @@ def kind_that_saved(scheme: Tensor, name: str) -> type[StoredModule]:
         if kind.__name__ == module:
             return kind
     raise ValueError(f"{name} is that of a {module}, not of a linear without float weights")
-
-
-def check_no_experts(model: nn.Module, who: str) -> None:
-    """Raises UserError if `model` has int8 experts, which no file of a model holds yet. `who`: the
-    function that the message names."""
-    names = [name for name, module in model.named_modules() if isinstance(module, Experts)]
-    if names:
-        raise UserError(
-            f"{who}: files of models do not hold int8 experts yet, and there is {listed(names)}: "
-            "leave them float, qfx.Config(skip=['experts']), or keep the state dict by torch.save, "
-            "which load_state_dict of a quantized model takes"
-        )

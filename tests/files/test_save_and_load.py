@@ -178,7 +178,7 @@ def test_the_layout_in_files_of_earlier_builds_is_left_there(tmp_path: Path) -> 
     a model that was converted alike takes them."""
     model, at = signs(), "up.packed"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("qfx.files.model_state.stored_linears", lambda model: iter(()))
+        patch.setattr("qfx.files.model_state.stored_weights", lambda model: iter(()))
         qfx.save(model, tmp_path)
     said = json.loads((tmp_path / "qfx.json").read_text())
     assert at in said["derived"] and not said["linears"]

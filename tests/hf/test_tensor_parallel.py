@@ -6,6 +6,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -15,6 +16,8 @@ from transformers import (
     DeepseekV2ForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
     Qwen2Config,
 )
 from transformers import Qwen2ForCausalLM as Qwen2
@@ -22,6 +25,7 @@ from transformers.distributed.tensor_parallel import ALL_PARALLEL_STYLES
 
 import qfx
 from qfx.hf import QfxConfig
+from qfx.nn.experts_like import is_experts
 from qfx.nn.quantized_weight import QuantizedWeight
 from tests.nn.processes import in_processes
 
@@ -50,6 +54,12 @@ def _write(folder: str) -> None:
     layers = {"num_hidden_layers": LAYERS, "first_k_dense_replace": LAYERS, "q_lora_rank": None}
     latent = DeepseekV2Config(num_key_value_heads=4, **heads, **layers, **SIZE)
     DeepseekV2ForCausalLM(latent).save_pretrained(f"{folder}/deepseek")
+    mixture = MixtralConfig(
+        num_hidden_layers=LAYERS, num_key_value_heads=4, num_local_experts=4, **SIZE
+    )
+    mixtral = MixtralForCausalLM(mixture).eval()
+    mixtral.save_pretrained(f"{folder}/mixtral")
+    qfx.quantize_(mixtral).save_pretrained(f"{folder}/mixtral-int8")
 
 
 def _load(folder: str, name: str, **given: Any) -> Any:
@@ -104,6 +114,24 @@ def _latent_attention(folder: str) -> None:
     assert torch.equal(_logits(one), _logits(both))
 
 
+def _experts(folder: str) -> None:
+    """They stay float where the plan splits them, and int8 experts are refused."""
+    float_ = {"quantization_config": QfxConfig(skip=["experts"])}
+    one = _load(folder, "mixtral", **float_)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        both = _load(folder, "mixtral", tp_plan="auto", quantization_config=QfxConfig())
+    texts = [str(each.message) for each in said]
+    assert any("experts (a tensor-parallel plan shares its weights out" in t for t in texts), texts
+    assert is_experts(both.model.layers[0].mlp.experts)
+    assert float(qfx.sqnr(_logits(one), _logits(both))) > 60
+    with pytest.raises(ValueError, match=r"mlp.experts has int8 experts, and a tensor-parallel"):
+        _load(folder, "mixtral-int8", tp_plan="auto")
+    for name, style in [*ALL_PARALLEL_STYLES.items()]:  # the load was cut off
+        if type(style).__module__.startswith("qfx"):
+            del ALL_PARALLEL_STYLES[name]
+
+
 def _run(mesh: Any) -> None:
     found = [None]
     if dist.get_rank() == 0:
@@ -128,6 +156,7 @@ def _run(mesh: Any) -> None:
     assert torch.equal(_logits(_load(folder, "saved")), _logits(one))
     _odd_sizes(folder)
     _latent_attention(folder)
+    _experts(folder)
     one, both = _checked(folder, "llama", quantization_config=QfxConfig(scheme="w4a8"))
     assert float(qfx.sqnr(_logits(one), _logits(both))) > 45
     kinds = {type(style).__module__ for style in ALL_PARALLEL_STYLES.values()}

@@ -1,4 +1,4 @@
-"""Memory, copies, state dicts and files of qfx.nn.Experts."""
+"""Memory, copies and state dicts of qfx.nn.Experts."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import copy
 import pickle
 from collections.abc import Callable
 from multiprocessing.reduction import ForkingPickler
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,9 +14,9 @@ import transformers
 from torch import Tensor, nn
 
 import qfx
-from qfx.io.errors import UserError
 from qfx.nn import Experts
 from qfx.nn.experts_like import is_experts
+from qfx.nn.scheme_tensor import FIELDS
 from qfx.nn.stacked_weight import StackedWeight
 from tests.conftest import same_bits
 from tests.lib.experts_blocks import (
@@ -145,15 +144,19 @@ def test_another_device_is_refused() -> None:
         Experts.from_float(block_of("mixtral")).to("meta")
 
 
-def test_files_refuse_experts_by_name(tmp_path: Path) -> None:
-    """Also if nothing else is int8."""
-    for config in (qfx.Config(), qfx.Config(only=["experts"])):
-        model = qfx.quantize_(model_of("olmoe"), config)
-        with pytest.raises(UserError, match=r"^save: .*int8 experts.* model.layers.0.mlp.experts"):
-            qfx.save(model, tmp_path / "a")
-        with pytest.raises(UserError, match=r"^save_pretrained: .*layers.1.mlp.experts"):
-            model.save_pretrained(tmp_path / "b")
-    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+def test_scales_of_one_type_hold_those_of_all_experts() -> None:
+    """Of experts whose scales have a type of their own, as those that another tool wrote."""
+    made = Experts.from_float(block_of("mixtral"), "w4a8")
+    state = made.state_dict()
+    scale = state["up.scale"].to(torch.float16)
+    scale[0], scale[1] = 0.5, 1.0009765625  # of any type, and of float16 alone
+    state["up.scale"], state["up.scheme"] = scale, made.up.saved_scheme()
+    half = [*FIELDS].index("half") + 1
+    state["up.scheme"][half] = 1
+    made.load_state_dict(state)
+    again = made.state_dict()
+    assert same_bits(again["up.scale"], scale) and same_bits(again["up.scheme"], state["up.scheme"])
+    assert same_bits(made.up.saved_scheme(), state["up.scheme"])
 
 
 def test_explain_compares_experts() -> None:

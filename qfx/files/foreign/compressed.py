@@ -13,7 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from qfx.files.foreign.compressed_config import LARGEST, CompressedConfig, Group, compressed_config
-from qfx.files.foreign.state_dict_import import Foreign, Item
+from qfx.files.foreign.expert_items import with_products
+from qfx.files.foreign.item import Item
+from qfx.files.foreign.state_dict_import import Foreign
 from qfx.files.foreign.weight import ForeignWeight
 from qfx.files.tensor_file import TensorEntry, TensorIndex, on_own_pages, table_of, tensor_of
 from qfx.io.errors import UserError, printable
@@ -46,7 +48,8 @@ def compressed_model(folder: Path, skeleton: nn.Module) -> Foreign:
             entry = files.entry(name)
             path, read = files.path(name), partial(files.read, name)
             items[name] = Item(path, entry.shape, entry.dtype, read)
-    return Foreign(printable(str(folder)), items)
+    at = printable(str(folder))
+    return Foreign(at, with_products(items, skeleton, at))
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from qfx.files.foreign.expert_items import joined, parts_of_experts
 from qfx.files.foreign.gguf_blocks import FLOATS, KINDS, floats_at, weight_at
 from qfx.files.foreign.gguf_table import Block, GgufTable, gguf, gguf_table_of
-from qfx.files.foreign.state_dict_import import Foreign, Item
+from qfx.files.foreign.item import Item
+from qfx.files.foreign.state_dict_import import Foreign
 from qfx.io.errors import UserError, printable
 from qfx.values.limits import FLOATS as MODEL_FLOATS
 
@@ -24,6 +27,7 @@ SPLIT = "split.count"
 INTERLEAVED = {
     "llama": True, "granite": True, "smollm3": True,
     "qwen2": False, "qwen3": False, "phi3": False, "starcoder2": False,
+    "qwen3moe": False, "olmoe": False,
 }  # fmt: skip
 HEADS = {"attn_q": "attention.head_count", "attn_k": "attention.head_count_kv"}
 # Tensors that a model computes from its config.
@@ -47,7 +51,12 @@ def gguf_model(path: Path, skeleton: nn.Module) -> Foreign:
         name: _item(table, stored_name, state[name], name != stored_name)
         for name, stored_name in names.items()
     }
-    rest = {*table.tensors} - {*names.values()} - DERIVED
+    experts = _experts(table, skeleton, state, at)
+    for name, stored in experts.items():
+        parts = [_stack(table, part, state[name].dtype, at) for part in stored]
+        items[name] = joined(parts, name, at)
+    used = {*names.values(), *(part for parts in experts.values() for part in parts)}
+    rest = {*table.tensors} - used - DERIVED
     items |= {stored_name: _item(table, stored_name, None, False) for stored_name in sorted(rest)}
     return Foreign(at, items)
 
@@ -62,6 +71,45 @@ def _names(table: GgufTable, wanted: list[str], at: str) -> dict[str, str]:
     return {
         name: stored_name for name, stored_name in found.items() if stored_name in table.tensors
     }
+
+
+def _experts(
+    table: GgufTable, skeleton: nn.Module, state: Mapping[str, Any], at: str
+) -> dict[str, tuple[str, ...]]:
+    """Returns a dict: name of a parameter with the weights of experts -> names of its parts in the
+    file. A skeleton with the names of the file has no experts that are known."""
+    each = parts_of_experts(skeleton)
+    if not each or any(name in table.tensors for name in state):
+        return {}
+    known, found = _name_map(table, at), {}
+    for name, parts in each.items():
+        stored = tuple(f"{known.get_name(part)}.weight" for part in parts)
+        if all(part in table.tensors for part in stored):
+            found[name] = stored
+    return found
+
+
+def _stack(table: GgufTable, name: str, dtype: torch.dtype, at: str) -> Item:
+    """Returns the item of a tensor [E, N, K]."""
+    block = table.tensors[name]
+    if len(block.shape) != 3 or not block.shape[0]:
+        raise UserError(f"{at}: {printable(name)} is {list(block.shape)}, not [E, N, K]")
+    dtype = dtype if dtype in MODEL_FLOATS else torch.float32
+    count, size = block.shape[0], block.size // block.shape[0]
+
+    def each() -> Iterator[Tensor]:
+        for e in range(count):
+            one = Block(block.kind, block.shape[1:], block.begin + e * size, size)
+            yield floats_at(table.path, one, None, dtype)
+
+    kind = "" if block.kind in FLOATS else block.kind
+    floats = partial(floats_at, table.path, block, None, dtype)
+    item = Item(table.path, block.shape, dtype, floats, kind, each=each)
+    if block.kind not in KINDS:
+        return item
+    grid = KINDS[block.kind].grid
+    weight = partial(weight_at, table.path, block, None)
+    return item._replace(grid=grid, weight=weight, x=grid.usual)
 
 
 def _name_map(table: GgufTable, at: str) -> Any:

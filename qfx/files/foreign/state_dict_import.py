@@ -4,7 +4,8 @@ file if it can hold them; otherwise it is quantized again if requested, or stays
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+import math
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
@@ -13,10 +14,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from qfx.files.expert_blocks import products_in
+from qfx.files.foreign.item import Item
 from qfx.files.foreign.weight import (
     Activations,
     ForeignGrid,
-    ForeignWeight,
     parts_of,
     scheme_of,
     unkept,
@@ -24,33 +26,16 @@ from qfx.files.foreign.weight import (
 from qfx.files.model_state import ties
 from qfx.files.tensor_file import TensorEntry
 from qfx.io.errors import UserError, printable
+from qfx.nn.experts_like import why_no_experts_scheme
 from qfx.nn.frozen_state import TENSORS, kinds, scheme_tensor
 from qfx.nn.linear import Linear
 from qfx.nn.scheme_tensor import KEY, LENGTH
+from qfx.nn.stacked_weight import StackedWeight
 from qfx.values.config import Config
-from qfx.values.scheme import PER_COLUMN, QSpec, Scheme
+from qfx.values.scheme import PER_COLUMN, Scheme
 from qfx.values.select import check_names, left_out
 
 log = logging.getLogger(__name__)
-
-
-class Item(NamedTuple):
-    """A tensor of a model of another tool.
-
-    `shape`, `dtype`: the shape and dtype of its float values, which `floats` reads. `kind`: the
-    name of its format in the file, '' for a plain tensor. `grid`: the format of its integers; None
-    if it has none, or if qfx does not know their format. `weight` reads the integers; None without
-    a `grid`. `x`: how the file quantizes activations, or how qfx does if the file does not say.
-    """
-
-    path: Path
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    floats: Callable[[], Tensor]
-    kind: str = ""
-    grid: ForeignGrid | None = None
-    weight: Callable[[], ForeignWeight] | None = None
-    x: QSpec | None = QSpec(symmetric=False)
 
 
 class Foreign(NamedTuple):
@@ -67,13 +52,15 @@ class Imported:
     """The decision for each tensor of a model of another tool.
 
     `kept`: the schemes of linears that hold the integers of the file. `requantized`: the schemes of
-    linears that are quantized again. All other items become floats.
+    linears that are quantized again. All other items become floats. `products`: the int8 names of
+    the products of experts, by the names of their parameters.
     """
 
     foreign: Foreign
     kept: dict[str, Scheme]
     requantized: dict[str, Scheme]
     items: dict[str, Item]
+    products: Mapping[str, str]
     lost: dict[str, float] = field(default_factory=dict)  # |w' - w| / |w| of those in `requantized`
 
     @property
@@ -85,22 +72,27 @@ class Imported:
         """The tensors that a state dict of the model would contain."""
         found: dict[str, TensorEntry] = {}
         for name, item in self.items.items():
-            owner = name.removesuffix(".weight")
+            owner = self.owner(name)
             scheme = self.kept.get(owner) or self.requantized.get(owner)
             if scheme is None:
                 found[name] = TensorEntry(item.dtype, item.shape, 0)
                 continue
             fields = _fields(scheme, item.grid if owner in self.kept else None)
             found[f"{owner}.{KEY}"] = TensorEntry(torch.int32, (LENGTH,), 0)
-            for part, (dtype, shape) in kinds(scheme, fields, *item.shape).items():
-                found[f"{owner}.{part}"] = TensorEntry(dtype, shape, 0)
+            *experts, n, k = item.shape
+            for part, (dtype, shape) in kinds(scheme, fields, n, k).items():
+                found[f"{owner}.{part}"] = TensorEntry(dtype, (*experts, *shape), 0)
         return found
+
+    def owner(self, name: str) -> str:
+        """Returns the name of the linear, or of the product of experts, of a weight."""
+        return self.products.get(name) or name.removesuffix(".weight")
 
     def tensors(self) -> Iterator[tuple[Path, str, Tensor]]:
         for name, item in self.items.items():
-            owner = name.removesuffix(".weight")
+            owner = self.owner(name)
             if owner in self.kept:
-                for part, tensor in self._kept(name, item).items():
+                for part, tensor in self._kept(name, owner, item).items():
                     yield item.path, f"{owner}.{part}", tensor
             elif owner in self.requantized:
                 for part, tensor in self._requantized_parts(owner, item).items():
@@ -110,35 +102,53 @@ class Imported:
         if self.lost:
             self._log_requantized()
 
-    def _kept(self, name: str, item: Item) -> dict[str, Tensor]:
-        assert item.weight is not None
+    def _kept(self, name: str, owner: str, item: Item) -> dict[str, Tensor]:
         try:
-            return parts_of(item.weight(), self.kept[name.removesuffix(".weight")].x)
+            parts = parts_of(item.integers(), self.kept[owner].x)
         except UserError:
             raise
         except ValueError as why:
             raise UserError(f"{printable(str(item.path))}: {printable(name)}: {why}") from None
+        if item.each is None:
+            return parts
+        e, n, _ = item.shape
+        return {p: t if p == KEY else t.reshape(e, n, *t.shape[1:]) for p, t in parts.items()}
 
     def _requantized_parts(self, owner: str, item: Item) -> dict[str, Tensor]:
+        scheme = self.requantized[owner]
+        if item.each is not None:
+            each = (values.float() for values in item.experts())
+            stack = StackedWeight.from_each(each, item.shape, scheme)
+            made = (stack.dequantized(e) for e in range(stack.experts))
+            self.lost[owner] = _loss(zip(made, item.experts(), strict=True))
+            return stack.saved()
         values = item.floats().float()
         holder = nn.Linear(1, 1, bias=False, device="meta", dtype=torch.float32)
         holder.weight = nn.Parameter(values, requires_grad=False)
-        scheme = self.requantized[owner]
         linear = Linear.from_float(holder, scheme)
-        change = torch.linalg.vector_norm(linear.weight.sub(values))
-        self.lost[owner] = float(change / torch.linalg.vector_norm(values).clamp_min(1e-38))
+        self.lost[owner] = _loss([(linear.weight, values)])
         state = {n: t for n, t in linear.state_dict().items() if n in TENSORS}
         return state | {KEY: scheme_tensor(scheme, {**state, "factor": linear.factor})}
 
     def _log_requantized(self) -> None:
+        kinds_of = {self.owner(name): item.kind for name, item in self.items.items()}
         lines = "".join(
-            f"\n  {printable(name)} ({self.items[f'{name}.weight'].kind}): "
-            f"{self.requantized[name]}, off by {lost:.2%} of its norm"
-            for name, lost in self.lost.items()
+            f"\n  {printable(owner)} ({kinds_of[owner]}): "
+            f"{self.requantized[owner]}, off by {lost:.2%} of its norm"
+            for owner, lost in self.lost.items()
         )
         log.warning(
             "load: %s linears of %s were quantized again:%s", len(self.lost), self.at, lines
         )
+
+
+def _loss(pairs: Iterable[tuple[Tensor, Tensor]]) -> float:
+    """Returns |w' - w| / |w| of weights w' that were made of w, for several pairs together."""
+    off = norm = 0.0
+    for made, values in pairs:
+        off += float(torch.linalg.vector_norm(made.sub(values.float()))) ** 2
+        norm += float(torch.linalg.vector_norm(values.float())) ** 2
+    return math.sqrt(off) / max(math.sqrt(norm), 1e-38)
 
 
 def _fields(scheme: Scheme, kept: ForeignGrid | None) -> dict[str, Any]:
@@ -163,35 +173,52 @@ def imported(
     NotImplementedError for a format that is not supported yet.
     """
     linears = _linears(skeleton)
+    experts = products_in(skeleton)
+    blocks = {name.rpartition(".")[0] for name in experts}
     if requantize is not None:
-        _check_config(requantize, linears)
-    found = Imported(foreign, {}, {}, _with_ties(foreign.items, skeleton, linears))
-    for name, item in found.items.items():
-        owner = name.removesuffix(".weight")
-        if owner in linears and name != owner and item.kind:
-            _decide(found, owner, item, x, requantize)
+        _check_config(requantize, [*linears, *blocks])
+    products = {f"{name.rpartition('.')[0]}.{p.name}": name for name, p in experts.items()}
+    items = _with_ties(foreign.items, skeleton, linears)
+    found = Imported(foreign, {}, {}, items, products)
+    for name, item in items.items():
+        owner = found.owner(name)
+        taken = (owner in linears and name != owner) or (name in products and item.each)
+        if taken and item.kind:
+            _decide(found, name, item, x, requantize)
     return found
 
 
 def _decide(
-    found: Imported, owner: str, item: Item, x: Activations, requantize: Config | None
+    found: Imported, name: str, item: Item, x: Activations, requantize: Config | None
 ) -> None:
     why = "has a grid that no linear holds" if item.grid is None else unkept(item.grid)
-    here = f"{found.at}: {printable(owner)}.weight is {item.kind}, which"
+    here, owner = f"{found.at}: {printable(name)} is {item.kind}, which", found.owner(name)
     if not why:
         assert item.grid is not None
         try:
-            found.kept[owner] = scheme_of(item.grid, item.x if x == "file" else x)  # type: ignore
+            scheme = scheme_of(item.grid, item.x if x == "file" else x)  # type: ignore[arg-type]
+            _check_experts(item, scheme)
         except ValueError as reason:
             raise UserError(f"{here} does not go with these activations: {reason}") from None
+        found.kept[owner] = scheme
     elif requantize is None:
         error = UserError if item.grid is None else NotImplementedError
         raise error(
             f"{here} {why}: requantize=qfx.Config() quantizes such linears again, and says what "
             "that loses"
         )
-    elif not left_out(requantize, [owner]):
-        found.requantized[owner] = requantize.chosen.at(item.shape[1])
+    elif not left_out(requantize, [owner.rpartition(".")[0] if item.each else owner]):
+        scheme = requantize.chosen.at(item.shape[-1])
+        try:
+            _check_experts(item, scheme)
+        except ValueError as reason:
+            raise UserError(f"{here} cannot be requantized: {reason}") from None
+        found.requantized[owner] = scheme
+
+
+def _check_experts(item: Item, scheme: Scheme) -> None:
+    if item.each and (why := why_no_experts_scheme(scheme)):
+        raise ValueError(why)
 
 
 def _linears(skeleton: nn.Module) -> dict[str, nn.Linear]:
@@ -199,7 +226,7 @@ def _linears(skeleton: nn.Module) -> dict[str, nn.Linear]:
     return {name: module for name, module in modules if type(module) is nn.Linear}
 
 
-def _check_config(config: Config, linears: Mapping[str, nn.Linear]) -> None:
+def _check_config(config: Config, linears: Collection[str]) -> None:
     if config.recipe is not None:
         raise UserError("load: requantize has a recipe, which is of float weights: leave it out")
     check_names(config, linears)

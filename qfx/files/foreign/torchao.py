@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qfx.files.foreign.state_dict_import import Foreign, Item
+from qfx.files.foreign.item import Item
+from qfx.files.foreign.state_dict_import import Foreign
 from qfx.files.foreign.weight import ForeignGrid, ForeignWeight
 from qfx.files.tensor_file import TensorEntry, TensorIndex, safetensors, table_of, tensor_of
 from qfx.host.tensors import wraps_tensors
