@@ -19,7 +19,6 @@ from qfx.graph.capture import device, value
 from qfx.graph.views import Step, View, constant_behind
 from qfx.host.tensors import statically
 from qfx.match.contractions import Operands, is_weight, labels
-from qfx.match.epilogue import trains
 from qfx.match.experts import ExpertRows
 from qfx.ops.forms import EXPERTS
 
@@ -110,7 +109,7 @@ def contracted(
         return None
     if w_axes[0] != stacked[0] or not _fit(x, x_axes, stack, w_axes, (stacked[0], summed[0])):
         return None
-    if trains(node) or EXPERTS.lacking(device(x)):
+    if EXPERTS.lacking(device(x)):
         return None
     sizes = [value(x).shape[x_axes.index(a)] for a in rows]
     if stack.numbers is not None and len(rows) > 0 and not all(statically(n == 1) for n in sizes):

@@ -9,6 +9,7 @@ from torch import Tensor, fx, nn
 
 from qfx.host.autograd import below_autograd, in_forward_mode
 from qfx.nn.experts_like import (
+    FLOAT_NAMES,
     FloatProduct,
     experts_fault,
     gate_of,
@@ -75,7 +76,7 @@ class Experts(nn.Module):
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         """Maps tokens [T, K] to [T, N], in their dtype. `top_k_index` [T, S]: the expert of each
         slot; an expert from E on does not exist, and its slot adds nothing. `top_k_weights` [T, S]:
-        what multiplies it. There is no gradient: a backward raises an error."""
+        what multiplies it. Gradients go to the tokens, `top_k_weights` and the biases (X4)."""
         given = (hidden_states, top_k_index, top_k_weights)
         if isinstance(hidden_states, fx.Proxy):
             return self._run(*given)
@@ -95,6 +96,16 @@ class Experts(nn.Module):
 
     def _biases(self) -> list[Any]:
         return [part.bias for part in (self.up, self.down) if part.bias is not None]
+
+    def __getattr__(self, name: str) -> Any:
+        if name in FLOAT_NAMES:
+            raise AttributeError(
+                f"qfx.nn.Experts has no parameter {name}: its weights are int8 codes, "
+                "up.dequantized(e) and down.dequantized(e) return those of an expert in float. An "
+                "adapter of PEFT on it (target_parameters) needs float experts, "
+                "qfx.Config(skip=['experts']), and may be merged before quantize_"
+            )
+        return super().__getattr__(name)
 
     def extra_repr(self) -> str:
         return ", ".join(f"{name}={value!r}" for name, value in self.gate._asdict().items())

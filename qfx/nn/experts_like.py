@@ -20,6 +20,7 @@ from qfx.values.scheme import PER_COLUMN, PER_TENSOR, Scheme
 from qfx.weights.offload import drop_file_pages
 
 _UPS = ("gate_up_proj", "up_proj")
+FLOAT_NAMES = (*_UPS, "down_proj")  # of the parameters that int8 experts do not have
 _GATE, _PARALLEL = "_apply_gate", "_is_expert_parallel"  # transformers' names
 _INTERFACE = ("has_gate", "has_bias", "is_transposed", "has_post_expert_norm", _GATE, _PARALLEL)
 _ROUTERS = {"gate", "router"}  # names of modules that choose experts
@@ -86,6 +87,19 @@ def why_not_by_scheme(module: nn.Module, scheme: Scheme) -> str:
     if they can be."""
     why = why_no_experts_scheme(scheme)
     return f"{why}; it has {_count(module):,} weights" if why else ""
+
+
+def why_adapted(module: nn.Module, around: nn.Module | None) -> str:
+    """Returns why experts stay float whose parameter the module `around` them changes at each call,
+    as the wrapper of PEFT's `target_parameters` does; '' if it does not."""
+    name = getattr(around, "parameter_name", None)
+    inside = getattr(around, "base_layer", None)
+    if not is_experts(module) or inside is not module or not isinstance(name, str):
+        return ""
+    return (
+        f"{type(around).__name__} adds an adapter to its {name} at each call: merge the adapter "
+        f"first, merge_and_unload(); it has {_count(module):,} weights"
+    )
 
 
 def why_no_experts_scheme(scheme: Scheme) -> str:

@@ -17,6 +17,7 @@ from qfx.nn.experts_like import (
     experts_fault,
     is_experts,
     routers,
+    why_adapted,
     why_not_by_scheme,
     why_not_experts,
 )
@@ -95,7 +96,10 @@ def select_modules(
     for name, module in linears.items():
         if out := left_out(config, [name]):
             found.left[name] = out
-        elif why := why_not_taken(module, attentions, transposed, config):
+        elif why := (
+            why_adapted(module, modules[name.rpartition(".")[0]])
+            or why_not_taken(module, attentions, transposed, config)
+        ):
             found.missed[name] = why
         elif out := left_by_recipe(module):
             found.left[name] = out

@@ -11,6 +11,8 @@ from qfx.ops import (
     bmm,
     cuda_float_linear,
     experts,
+    experts_backward,
+    experts_ste,
     flops,
     guard,
     kv_attention,
@@ -28,8 +30,8 @@ from qfx.ops.registry import FAKES, REFERENCES
 
 __all__ = [
     "FAKES", "REFERENCES", "attention", "attention_decode", "binary", "bmm", "cuda_float_linear",
-    "experts", "flops", "guard", "kv_attention", "kv_blocks", "kv_cache", "legacy_operators",
-    "linear", "quantize", "rotation", "sharding", "ste", "weight",
+    "experts", "experts_backward", "experts_ste", "flops", "guard", "kv_attention", "kv_blocks",
+    "kv_cache", "legacy_operators", "linear", "quantize", "rotation", "sharding", "ste", "weight",
 ]  # fmt: skip
 
 if "torch.distributed.tensor" in sys.modules:  # else where one of them is met first

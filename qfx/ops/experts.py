@@ -1,5 +1,6 @@
 """Linears of experts: linear_experts, experts. This module contains their references and fake
-implementations, and the packed weights of a stack of experts. See docs/numerics.md (X1) (X2)."""
+implementations, and the packed weights of a stack of experts. Their gradients are in
+`qfx.ops.experts_ste` and `qfx.ops.experts_backward`. See docs/numerics.md (X1) (X2)."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from qfx.graph.activations import activate
 from qfx.ops.layout import Layout
 from qfx.ops.linear import linear, linear_dynamic
 from qfx.ops.quantize import quantize
-from qfx.ops.registry import fake, linear_fake, no_gradient, reference
+from qfx.ops.registry import fake, linear_fake, reference
 
 GATES = ("none", "halves", "interleaved")
 
@@ -138,5 +139,3 @@ def _(
 
 
 linear_fake("linear_experts")
-for _name in ("linear_experts", "experts"):
-    no_gradient(_name, "leave the experts float, qfx.Config(skip=['experts'])")

@@ -16,6 +16,7 @@ _BY_WEIGHT = (
     ops.linear,
     ops.linear_dynamic,
     ops.linear_experts,
+    ops.linear_experts_ste,
     ops.linear_float,
     ops.linear_guarded,
     ops.linear_requantize,
@@ -45,6 +46,26 @@ def _experts(x: Tensor, expert: Tensor, *given: Any, **__: Any) -> int:
     gate = given[_place(ops.experts, "gate") - 2]
     hidden = up if gate == "none" else up // 2
     return 2 * expert.numel() * (up * x.shape[-1] + down * hidden)
+
+
+@register_flop_formula(ops.linear_experts_backward, get_raw=True)
+def _linear_experts_backward(grad: Tensor, *given: Any, **__: Any) -> int:
+    """Counts the products that give the gradients of x and of the weights, if they are wanted."""
+    k, wants = (given[_place(ops.linear_experts_backward, name) - 1] for name in ("k", "wants"))
+    return 2 * grad.numel() * k * (wants[0] + wants[1])
+
+
+@register_flop_formula(ops.experts_backward, get_raw=True)
+def _experts_backward(grad: Tensor, codes: Any, *given: Any, **__: Any) -> int:
+    """Counts for each slot the first product, computed again, and, if they are wanted, the second
+    one for the routing weights and the products back: one for the biases, two for x."""
+    names = ("expert", "up_layout", "gate", "wants")
+    expert, up, gate, wants = (given[_place(ops.experts_backward, n) - 2] for n in names)
+    hidden = up[0] if gate == "none" else up[0] // 2
+    first, last = up[0] * codes[0].shape[-1], grad.shape[-1] * hidden
+    want_x, want_routing, want_up, _ = wants
+    products = (1 + want_x) * first + (want_routing + (want_x or want_up)) * last
+    return 2 * expert.numel() * products
 
 
 @register_flop_formula((ops.int8_bmm, ops.int8_bmm_dynamic), get_raw=True)

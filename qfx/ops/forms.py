@@ -69,6 +69,7 @@ LINEARS = OperatorCall(ops.linears.default)
 EXPERTS = OperatorCall(ops.linear_experts.default)
 BLOCK = OperatorCall(ops.experts.default)
 FLOAT = OperatorCall(ops.linear_float.default)
+EXPERTS_STE = OperatorCall(ops.linear_experts_ste.default)
 STE = OperatorCall(ops.linear_ste.default)
 GUARDED = OperatorCall(ops.linear_guarded.default)
 REQUANTIZE = OperatorCall(ops.linear_requantize.default)
@@ -197,8 +198,8 @@ def of_scheme(scheme: Scheme, n: Any, rotation: int) -> dict[str, Any]:
 
 
 def ste_code(scheme: Scheme, rotation: int) -> list[int]:
-    """Returns the argument `code` of linear_ste: the five numbers of the `Code` of x, then the bits
-    of w and whether w has one scale for the matrix."""
+    """Returns the argument `code` of linear_ste and linear_experts_ste: the five numbers of the
+    `Code` of x, then the bits of w and whether w has one scale for the matrix."""
     assert scheme.x is not None
     w = scheme.w
     return [*code_of(scheme.x, rotation), w.bits, int(w.axes in (PER_TENSOR, PER_COLUMN))]

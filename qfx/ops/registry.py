@@ -22,7 +22,9 @@ from qfx.host.operators import schema
 REFERENCES: dict[str, Callable[..., Any]] = {}
 FAKES: dict[str, Callable[..., Any]] = {}
 NO_GRADIENT: list[str] = []
+IN_PYTHON: list[str] = []  # operators without C++
 _AUTOGRAD = torch.library.Library("qfx", "IMPL")
+_DEFINED = torch.library.Library("qfx", "FRAGMENT")
 WHY_FIRST_ORDER = "a straight-through gradient is not the derivative of a function"
 Setup = Callable[[Any, tuple[Any, ...], Any], None]
 Formula = Callable[..., Any]
@@ -32,6 +34,19 @@ def reference(function: Callable[..., Any]) -> Callable[..., Any]:
     """Registers the definition of the operator that has the function's name."""
     REFERENCES[function.__name__] = function
     return function
+
+
+def in_python(signature: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Registers an operator that has no C++: its definition is also its kernel, on the CPU.
+    `signature`: the arguments and results of its schema."""
+
+    def register(function: Callable[..., Any]) -> Callable[..., Any]:
+        _DEFINED.define(function.__name__ + signature)
+        _DEFINED.impl(function.__name__, function, "CPU")
+        IN_PYTHON.append(function.__name__)
+        return reference(function)
+
+    return register
 
 
 def fake(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

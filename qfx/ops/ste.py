@@ -73,19 +73,19 @@ def weight_values(weight: Tensor, layout: Sequence[int], k: int, dtype: torch.dt
     return (dequantize(found) + least).to(dtype)
 
 
-class _Saved(NamedTuple):
+class SavedForBackward(NamedTuple):
     """The tensors saved for the backward."""
 
-    x: Tensor | None  # only with x_step
-    w: Tensor | None
-    x_step: Tensor | None
-    w_step: Tensor | None
-    q: Tensor | None  # these three are for the gradients of w and of x_step
-    scale: Tensor | None
-    zero_point: Tensor | None
-    weight: Tensor | None  # None if w is available and is quantized again
-    seed: Tensor | None
-    factor: Tensor | None
+    x: Tensor | None = None  # only with x_step
+    w: Tensor | None = None
+    x_step: Tensor | None = None
+    w_step: Tensor | None = None
+    q: Tensor | None = None  # these three are for the gradients of w and of x_step
+    scale: Tensor | None = None
+    zero_point: Tensor | None = None
+    weight: Tensor | None = None  # None if w is available and is quantized again
+    seed: Tensor | None = None
+    factor: Tensor | None = None
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -99,7 +99,7 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         )
     again = w is not None and w_step is None
     q, scale, zero_point = codes if w is not None or x_step is not None else (None,) * 3
-    saved = _Saved(
+    saved = SavedForBackward(
         None if x_step is None else x,
         w,
         x_step,
@@ -123,13 +123,13 @@ def _formula(ctx: Any, grad: Tensor | None) -> tuple[Any, ...]:
     gradients: list[Tensor | None] = [None] * _INPUTS
     if grad is None:
         return tuple(gradients)
-    saved = _Saved(*ctx.saved_tensors)
+    saved = SavedForBackward(*ctx.saved_tensors)
     g = grad.reshape(math.prod(ctx.shape[:-1]), ctx.layout.n)
     want_x, want_w, want_bias, want_x_step, want_w_step = ctx.wants
     if want_x or want_x_step:
-        gradients[0], gradients[3] = _input_gradient(ctx, saved, g)
+        gradients[0], gradients[3] = input_gradient(ctx, saved, g)
     if want_w or want_w_step:
-        gradients[1], gradients[4] = _weight_gradient(ctx, saved, g)
+        gradients[1], gradients[4] = weight_gradient(ctx, saved, g)
     if want_bias:
         gradients[2] = g.sum(0).to(ctx.bias_dtype)
     return tuple(d if want else None for d, want in zip(gradients, _padded(ctx.wants), strict=True))
@@ -139,7 +139,7 @@ def _padded(wants: tuple[bool, ...]) -> tuple[bool, ...]:
     return wants + (False,) * (_INPUTS - len(wants))
 
 
-def _input_gradient(ctx: Any, saved: _Saved, g: Tensor) -> tuple[Tensor, Tensor | None]:
+def input_gradient(ctx: Any, saved: SavedForBackward, g: Tensor) -> tuple[Tensor, Tensor | None]:
     if saved.seed is None:
         dx = g @ _weight(ctx, saved, g.dtype)
     else:
@@ -158,7 +158,7 @@ def _input_gradient(ctx: Any, saved: _Saved, g: Tensor) -> tuple[Tensor, Tensor 
     return dx.to(ctx.x_dtype), dstep
 
 
-def _weight_gradient(ctx: Any, saved: _Saved, g: Tensor) -> tuple[Tensor, Tensor | None]:
+def weight_gradient(ctx: Any, saved: SavedForBackward, g: Tensor) -> tuple[Tensor, Tensor | None]:
     assert saved.w is not None and saved.q is not None
     assert saved.scale is not None and saved.zero_point is not None
     q = saved.q.reshape(g.shape[0], ctx.shape[-1])
@@ -180,11 +180,11 @@ def _weight_gradient(ctx: Any, saved: _Saved, g: Tensor) -> tuple[Tensor, Tensor
     return dw.to(saved.w.dtype), dstep
 
 
-def _is_transformed(ctx: Any, saved: _Saved) -> bool:
+def _is_transformed(ctx: Any, saved: SavedForBackward) -> bool:
     return saved.factor is not None or ctx.code.rotation != 0
 
 
-def _input(ctx: Any, saved: _Saved) -> Tensor:
+def _input(ctx: Any, saved: SavedForBackward) -> Tensor:
     """Returns x' of (R1), in the dtype of x if it is x itself."""
     assert saved.x is not None
     if not _is_transformed(ctx, saved):
@@ -192,7 +192,7 @@ def _input(ctx: Any, saved: _Saved) -> Tensor:
     return ops.rotate(saved.x.float(), saved.factor, ctx.code.rotation)  # type: ignore[no-any-return]
 
 
-def _float_weight(ctx: Any, saved: _Saved) -> Tensor:
+def _float_weight(ctx: Any, saved: SavedForBackward) -> Tensor:
     """Returns w' of (R1)."""
     assert saved.w is not None
     return transformed_weight(saved.w, saved.factor, ctx.code.rotation)
@@ -217,7 +217,7 @@ def through_step(
 # --- the weight as the forward saw it: quantized again from the parameter, or its packed codes ---
 
 
-def _weight(ctx: Any, saved: _Saved, dtype: torch.dtype) -> Tensor:
+def _weight(ctx: Any, saved: SavedForBackward, dtype: torch.dtype) -> Tensor:
     """Returns the dequantized weight w^ [N, K]. If the float weight is saved, it is quantized
     again, so that the codes of the forward need not stay in memory until the backward."""
     if saved.weight is not None:
@@ -226,7 +226,7 @@ def _weight(ctx: Any, saved: _Saved, dtype: torch.dtype) -> Tensor:
     return ops.fake_quantize(_float_weight(ctx, saved), axes, ctx.w_bits, True, dtype)  # type: ignore[no-any-return]
 
 
-def _weight_codes(ctx: Any, saved: _Saved) -> tuple[Tensor, Tensor]:
+def _weight_codes(ctx: Any, saved: SavedForBackward) -> tuple[Tensor, Tensor]:
     """Returns the codes [N, K] and the scale [N] of the weight."""
     if saved.weight is None:
         code = list(Code(ctx.w_bits, per_tensor=ctx.w_per_tensor))

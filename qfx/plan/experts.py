@@ -9,7 +9,7 @@ import torch
 from qfx.cost.model import Costs, Work
 from qfx.host.shapes import hint
 from qfx.match.experts import ExpertProduct
-from qfx.ops.forms import EXPERTS, form_of
+from qfx.ops.forms import EXPERTS, form_of, why_no_gradient
 from qfx.plan.plan import Entry
 from qfx.values.config import Config
 from qfx.values.limits import why_few_features
@@ -22,7 +22,7 @@ def decide_experts(match: ExpertProduct, config: Config, costs: Costs) -> Entry:
     scheme = config.chosen.at(match.k)
     if why_not := why_float_experts(match, scheme) or why_few_features(match.k):
         return Entry(match, None, why_not)
-    if config.release_weights and not match.site.repacked:
+    if config.release_weights and not match.site.repacked and not match.site.weight_trains:
         return Entry(match, scheme, "int8 whatever it gains: release_weights keeps no float weight")
     cost = costs.of(match, form_of(scheme).name, scheme)
     m = hint(match.m)
@@ -33,7 +33,8 @@ def decide_experts(match: ExpertProduct, config: Config, costs: Costs) -> Entry:
     rows, hit = max(m // match.experts, 1), min(m, match.experts)
     work = Work.linear(rows, match.k, match.n, match.float_type, scheme)
     one = cost.estimate(work)
-    estimate = replace(one, float_s=hit * one.float_s, int8_s=hit * one.int8_s)
+    more = cost.training(work) if match.site.weight_trains else 0.0
+    estimate = replace(one, float_s=hit * one.float_s, int8_s=hit * (one.int8_s + more))
     each = f" for {rows} of {m} rows to each of {hit} experts"
     if estimate.gain < config.minimum_gain:
         below = f"below minimum_gain={config.minimum_gain}"
@@ -43,8 +44,8 @@ def decide_experts(match: ExpertProduct, config: Config, costs: Costs) -> Entry:
 
 def why_float_experts(match: ExpertProduct, scheme: Scheme) -> str | None:
     """Returns why a product of experts cannot be int8 with this scheme, or None if it can."""
-    if match.trains:
-        return "a product of experts: its gradient is recorded, and is not int8 yet"
+    if match.trains and (why_not := why_no_gradient(scheme, match.site.weight_trains)):
+        return why_not
     if lacking := EXPERTS.lacking(match.device):
         return f"a product of experts: {lacking}"
     if scheme.x is None or scheme.calibrated or scheme.w.axes == PER_COLUMN:

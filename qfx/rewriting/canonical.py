@@ -48,6 +48,7 @@ from qfx.rewriting.codes import (
     inherit,
     nodes_of,
     quantized,
+    random_seed,
 )
 from qfx.rewriting.expert_calls import multiply_experts
 from qfx.rewriting.notation import OF_MODEL
@@ -213,7 +214,7 @@ def _of_training(site: Site, nodes: SiteNodes) -> dict[str, Any]:
     if site.weight_trains:
         w = emit_view(site.view, site.weight)
     if nodes.scheme.backward == "int8":
-        seed = graph.call_function(torch.randint, (0, 2**62, (1,)), {"device": site.device})
+        seed = random_seed(graph, site.device)
     return {"w": w, "gradient_seed": seed, "carrier": emit_view(site.x_view, site.x)}
 
 

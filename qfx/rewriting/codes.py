@@ -176,6 +176,11 @@ def quantized(
     return _parts(graph, triple, parts, stem)
 
 
+def random_seed(graph: fx.Graph, device: torch.device) -> fx.Node:
+    """Emits the seed of an int8 backward, drawn at each call from PyTorch's random numbers."""
+    return graph.call_function(torch.randint, (0, 2**62, (1,)), {"device": device})
+
+
 class Inputs:
     """The quantized inputs of the matmuls of a graph. Matmuls that quantize the same x in the same
     way share the nodes, unless x may change between them."""

@@ -1,10 +1,12 @@
 """Expert calls: the operator that replaces a product of experts, linear_experts(x, weight, ...).
 
-It quantizes x itself, in canonical graphs too: no operator multiplies codes of sorted rows.
+It quantizes x itself, in canonical graphs too. If the weights train, or the backward is int8, the
+operator is linear_experts_ste(x, w, codes, weight, ...), which quantizes weights that train.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -13,9 +15,10 @@ from torch import fx
 from qfx.graph.views import emit_view
 from qfx.match.experts import ExpertProduct
 from qfx.ops.expert_rows import SortedRows, by_number, in_equal_parts
-from qfx.ops.forms import EXPERTS, of_scheme
+from qfx.ops.forms import EXPERTS, EXPERTS_STE, of_scheme, ste_code
+from qfx.ops.lowering import Circumstance, lower
 from qfx.ops.packing import Packing
-from qfx.rewriting.codes import Provide, emit_call, inherit
+from qfx.rewriting.codes import Provide, emit_call, emit_step, inherit, random_seed
 from qfx.values.scheme import Scheme
 
 
@@ -25,19 +28,22 @@ def multiply_experts(
     """Replaces a product of experts by its int8 form and returns the node of the result.
     `results`: replacements of earlier nodes."""
     node, site = found.node, found.site
-    rotation = scheme.block(found.k)
+    rotation, stem = scheme.block(found.k), f"{node.name}_int8"
     packing = Packing(scheme.w, rotation=rotation, group=scheme.group)
-    packed = provide.weight(site, packing)
+    packed = None if site.weight_trains else provide.weight(site, packing).weight
     with node.graph.inserting_before(node):
         x = emit_view(site.x_view, results.get(site.x, site.x))
         tracer = fx.proxy.GraphAppendingTracer(node.graph)
         given = _sorted(found, tracer.proxy(x))
         values: dict[str, Any] = {"x": given.rows.node, "offsets": given.offsets.node}
-        values["weight"] = packed.weight
-        values |= {"bias": None, "activation": "none"}
+        values |= {"weight": packed, "bias": None, "activation": "none"}
         values |= {"out_dtype": site.out_dtype or torch.float32}
         values |= of_scheme(scheme, found.n, rotation)
-        y = emit_call(node.graph, EXPERTS, values, f"{node.name}_int8")
+        if site.weight_trains or (found.trains and scheme.backward == "int8"):
+            values |= _of_training(found, scheme, values)
+            y = emit_call(node.graph, EXPERTS_STE, values, stem)
+        else:
+            y = emit_call(node.graph, EXPERTS, values, stem)
         inherit(y, node)
         if found.rows.offsets is None:
             y = emit_view(site.y_view, given.back(tracer.proxy(y), found.experts).node)
@@ -56,3 +62,20 @@ def _sorted(found: ExpertProduct, x: Any) -> SortedRows:
     if rows.numbers is None:
         return in_equal_parts(x, found.experts)
     return by_number(x, trace(rows.numbers), found.experts)
+
+
+def _of_training(found: ExpertProduct, scheme: Scheme, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the arguments by which linear_experts_ste differs: the weights if they train, the
+    codes of x, and a seed for an int8 backward."""
+    graph, site, rotation = found.node.graph, found.site, scheme.block(found.k)
+    w = emit_view(site.view, site.weight) if site.weight_trains else None
+    x = graph.call_function(torch.detach, (values["x"],))
+    (step,), _ = lower(scheme, Circumstance(rotation != 0, trains=True))
+    codes = emit_step(graph, step, {**values, "x": x}, found.node.name)
+    for made in codes.values():
+        inherit(made, found.node)
+    seed = None
+    if scheme.backward == "int8":
+        seed = random_seed(graph, site.device)
+    given = {"w": w, "codes": list(codes.values()), "seed": seed}
+    return {**given, "code": ste_code(scheme, rotation)}

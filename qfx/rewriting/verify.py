@@ -37,6 +37,7 @@ READS_CODES = (  # operators that take codes, their scale and their zero point
     pattern("linear(t[0], t[1], t[2], *rest)", t=_T),
     pattern("linear_requantize(t[0], t[1], t[2], *rest)", t=_T),
     pattern("linear_ste(x, w, bias, x_step, w_step, [t[0], t[1], t[2]], *rest)", t=_T),
+    pattern("linear_experts_ste(x, w, [t[0], t[1], t[2]], *rest)", t=_T),
 )
 PRODUCTS = (ops.int8_mm.default, ops.int8_bmm.default)
 

@@ -232,6 +232,27 @@ def _sorted_rows(row: Row, g: torch.Generator) -> tuple[Any, ...]:
     return (x, packed, layout, ends.int(), *end)
 
 
+def _sorted_ste(row: Row, g: torch.Generator) -> tuple[Any, ...]:
+    """Makes rows sorted by expert and their codes. Weights train if n is odd and they have one
+    scale for each row; otherwise they are packed."""
+    x, packed, layout, ends, _, code, *_ = _sorted_rows(row, g)
+    codes, w = list(REFERENCES["quantize"](x, code)), None
+    if row.n % 2 and row.layout.one_scale:
+        w = torch.randn(EXPERTS, row.n, row.k, generator=g).to(row.dtype)
+    weights = (w, codes, packed if w is None else None, layout)
+    return (x, *weights, ends, [*code, 8, 0], None, row.out_dtype)
+
+
+def _sorted_backward(row: Row, g: torch.Generator) -> tuple[Any, ...]:
+    """Makes a gradient of sorted rows. Weights that train have an int8 backward if codes of x are
+    symmetric."""
+    x, w, *between, _, out_dtype = _sorted_ste(row, g)
+    grad = torch.randn(x.shape[0], row.n, generator=g).to(out_dtype)
+    seed = _seed(g) if w is not None and row.symmetric else None
+    end = (seed, _factor(row, g), row.k, row.dtype, [True, w is not None, True])
+    return (grad, w, *between, *end)
+
+
 def _experts(row: Row, g: torch.Generator) -> tuple[Any, ...]:
     """Makes a block whose hidden size is the row's n, as is that of the output: with a gate whose
     kind depends on n. One of the experts that tokens go to does not exist."""
@@ -246,6 +267,13 @@ def _experts(row: Row, g: torch.Generator) -> tuple[Any, ...]:
     clip = (0.5, 1.0) if gate == "interleaved" else (0.0, 0.0)
     end = (row.code, inner, row.activation, gate, row.out_dtype, *clip)
     return (x, expert, routing, *up, *down, *end)
+
+
+def _experts_backward(row: Row, g: torch.Generator) -> tuple[Any, ...]:
+    x, *between, out_dtype, limit, shift = _experts(row, g)
+    grad, code = torch.randn(x.shape[0], row.n, generator=g).to(out_dtype), between[8]
+    codes = list(REFERENCES["quantize"](x, code))
+    return (grad, codes, *between, limit, shift, row.dtype, [True] * 4)
 
 
 def _float(row: Row, g: torch.Generator) -> tuple[Any, ...]:
@@ -451,7 +479,10 @@ BUILDERS: dict[str, Callable[[Row, torch.Generator], tuple[Any, ...]]] = {
     "linear_dynamic": _dynamic,
     "linears": _several,
     "linear_experts": _sorted_rows,
+    "linear_experts_ste": _sorted_ste,
+    "linear_experts_backward": _sorted_backward,
     "experts": _experts,
+    "experts_backward": _experts_backward,
     "linear_float": _float,
     "linear_requantize": _requantize,
     "linear_ste": _ste,
@@ -481,7 +512,10 @@ VARIANTS: dict[str, tuple[dict[str, Any], ...]] = {
             "linear_dynamic",
             "linears",
             "linear_experts",
+            "linear_experts_ste",
+            "linear_experts_backward",
             "experts",
+            "experts_backward",
             "linear_ste",
         ),
         _LAYOUTS,
@@ -510,8 +544,8 @@ def _is_one(fields: dict[str, Any]) -> bool:
 
 
 _TRANSFORMED = (
-    "rotate", "quantize", "linear_dynamic", "linears", "linear_experts", "linear_ste",
-    "linear_guarded",
+    "rotate", "quantize", "linear_dynamic", "linears", "linear_experts",
+    "linear_experts_ste", "linear_experts_backward", "linear_ste", "linear_guarded",
 )  # fmt: skip
 _SHAPES = (
     {"leading": (1,), "k": 16, "n": 32},

@@ -115,9 +115,7 @@ def test_compiled_and_with_or_without_recording() -> None:
     traced = qfx.trace(made)
     assert same_bits(traced(*given), wanted)
     y = made(given[0].requires_grad_(), *given[1:])
-    assert same_bits(y.detach(), wanted)
-    with pytest.raises(NotImplementedError, match=r"experts is an inference operator .* float"):
-        y.sum().backward()
+    assert y.requires_grad and same_bits(y.detach(), wanted)
 
 
 def test_slots_of_experts_that_do_not_exist_add_nothing() -> None:

@@ -93,6 +93,32 @@ def test_experts_are_counted() -> None:
         assert counted(ops.experts, *call, *end) == 2 * 6 * (64 * K + hidden * N)
 
 
+def test_gradients_of_experts_are_counted() -> None:
+    """To x and the weights one product each. A block computes its first product again, for routing
+    weights also the second; to x it multiplies back by both."""
+    of = [Weights(0, k) for k in (K, 32)]
+    up, down = (
+        (stack_packed([one.int8(n).packed for _ in range(3)], 3), [*Layout(n)], None)
+        for one, n in zip(of, (64, N), strict=True)
+    )
+    x, routing = torch.randn(3, K, requires_grad=True), torch.rand(3, 2, requires_grad=True)
+    expert, code = torch.tensor([[0, 1], [2, 0], [1, 2]]), [*Code()]
+    end = (code, code, "silu", "halves", torch.float32)
+    first, last = 2 * 6 * 64 * K, 2 * 6 * N * 32
+    for leaf, expected in ((x, 2 * first + last), (routing, first + last)):
+        y = ops.experts(
+            *(t if t is leaf else t.detach() for t in (x, expert, routing)), *up, *down, *end
+        )
+        assert counted(lambda y=y: y.sum().backward()) == expected
+    offsets = torch.tensor([1, 1, 3], dtype=torch.int32)
+    y = ops.linear_experts(x, *up[:2], offsets, None, code, "none", torch.float32)
+    assert counted(lambda: y.sum().backward()) == 2 * 3 * 64 * K
+    w, codes = torch.randn(3, 64, K, requires_grad=True), [*ops.quantize(x.detach(), code)]
+    how = (None, up[1], offsets, [*code, 8, 0], None, torch.float32)
+    y = ops.linear_experts_ste(x, w, codes, *how)
+    assert counted(lambda: y.sum().backward()) == 2 * (2 * 3 * 64 * K)
+
+
 def test_each_operator_that_multiplies_has_a_formula() -> None:
     names = torch._C._dispatch_get_all_op_names()
     ours = {n.removeprefix("qfx::").split(".")[0] for n in names if n.startswith("qfx::")}

@@ -61,7 +61,7 @@ class Block(NamedTuple):
         return Block(*each, *self[3:])
 
 
-def _stack(of: Weights, experts: int, n: int, form: str, bias: bool) -> Stack:
+def stack_of(of: Weights, experts: int, n: int, form: str, bias: bool) -> Stack:
     bits, group = {"int8": (8, 0), "groups": (8, 64), "4 bits": (4, 32)}[form]
 
     def one() -> Tensor:
@@ -87,8 +87,8 @@ def blocks(draw: Any) -> Block:
         draw(st.sampled_from([*GATED])),
     )
     of, bias = Weights(draw(st.integers(0, 99)), k), draw(st.booleans())
-    up = _stack(of, experts, GATED[gate] * hidden, form, bias)
-    down = _stack(Weights(7, hidden), experts, n, form, bias)
+    up = stack_of(of, experts, GATED[gate] * hidden, form, bias)
+    down = stack_of(Weights(7, hidden), experts, n, form, bias)
     symmetric, rotation = draw(st.integers(0, 1)), draw(st.sampled_from([0, 64]))
     code = Code(8, symmetric, rotation=rotation if k % 64 == 0 else 0)
     inner = code._replace(rotation=rotation if hidden % 64 == 0 else 0)
@@ -170,7 +170,7 @@ def test_a_token_that_is_nan_leaves_the_others() -> None:
 def test_more_products_than_wait_at_a_time() -> None:
     """256 MB of products of tokens wait for the sums of their slots; the rest come later."""
     of = Weights(0, 64)
-    up, down = _stack(of, 2, 128, "int8", False), _stack(of, 2, 1 << 15, "int8", False)
+    up, down = stack_of(of, 2, 128, "int8", False), stack_of(of, 2, 1 << 15, "int8", False)
     tokens = 1100
     expert = torch.randint(2, (tokens, 2), generator=of.g)
     routing = torch.rand(tokens, 2, generator=of.g)
@@ -193,7 +193,7 @@ def test_strided_operands() -> None:
 
 def _block(**other: Any) -> Block:
     of = Weights(0, 64)
-    up, down = _stack(of, 3, 64, "int8", True), _stack(Weights(1, 32), 3, 40, "int8", True)
+    up, down = stack_of(of, 3, 64, "int8", True), stack_of(Weights(1, 32), 3, 40, "int8", True)
     expert = torch.tensor([[0, 1], [2, 0], [1, 2], [0, 3]])
     routing = torch.rand(4, 2, generator=of.g)
     x, code = torch.randn(4, 64, generator=of.g), list(Code())

@@ -17,7 +17,7 @@ from qfx.graph.activations import ACTIVATIONS, activate
 from qfx.ops import FAKES, REFERENCES
 from qfx.ops.heads import matched
 from qfx.ops.legacy_operators import NAMES as FORMER
-from qfx.ops.registry import NO_GRADIENT
+from qfx.ops.registry import IN_PYTHON, NO_GRADIENT
 from tests.conftest import on_isa, same_bits
 from tests.cuda import emulator as cuda_emulator
 from tests.lib import bounds
@@ -49,10 +49,11 @@ WITHOUT_GRADIENT = (
     "kv_attention",
     "int8_bmm_dynamic",
     "linears",
-    "experts",
+    "experts_backward",
+    "linear_experts_backward",
     "linear_requantize",
     "linear_guarded",
-    *FLOAT_OUT,
+    *(op for op in FLOAT_OUT if op != "linear_experts"),
 )
 # Operators without CUDA kernels, and why.
 WITHOUT_CUDA = {
@@ -66,7 +67,13 @@ WITHOUT_CUDA = {
     ),
     "linears": "on CUDA codes are Inductor's, or one launch whose codes each `linear` reads",
     **dict.fromkeys(
-        ("linear_experts", "experts"),
+        (
+            "linear_experts",
+            "linear_experts_ste",
+            "linear_experts_backward",
+            "experts",
+            "experts_backward",
+        ),
         "experts stay float on CUDA, where their rows are known on the device alone",
     ),
     "cut_weight": "weights are cut on the CPU, before they move to a GPU",
@@ -91,7 +98,9 @@ def test_all_parts(name: str) -> None:
 def test_cuda_kernels_or_a_reason(name: str) -> None:
     """Seen on the emulator, whose library has the operators for CUDA as operators for the CPU."""
     cuda_emulator.library()
-    there = torch._C._dispatch_has_kernel_for_dispatch_key(f"qfx_emulated::{name}", "CPU")
+    emulated = f"qfx_emulated::{name}"
+    kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    there = name not in IN_PYTHON and kernel(emulated, "CPU")
     assert there == (name not in WITHOUT_CUDA)
 
 

@@ -28,7 +28,7 @@ ALLOWED = {
     # A program belongs to the default type under which it was made.
     "generate.model_programs": {"torch.get_default_dtype()"},
     # A node of a graph, whose keywords state the device; its int64 follows no default.
-    "rewriting.canonical": {"torch.randint"},
+    "rewriting.codes": {"torch.randint"},
 }
 
 

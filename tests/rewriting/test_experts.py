@@ -149,14 +149,6 @@ def test_what_is_no_product_of_experts(call: Callable[..., Tensor], given: Any) 
     assert entry.scheme is None and "no product of rows with the weights of" in entry.reason
 
 
-def test_while_gradients_are_recorded_it_stays_float() -> None:
-    model, (x, offsets) = Experts(fallback, True, torch.float32), inputs()
-    compiled = torch.compile(model, backend="qfx", options={"minimum_gain": 0})
-    (expected,) = torch.autograd.grad(model(x, offsets).sum(), model.weight)
-    (found,) = torch.autograd.grad(compiled(x, offsets).sum(), model.weight)
-    assert torch.equal(found, expected)
-
-
 @pytest.mark.parametrize("scheme", ["w8", "w4"])
 def test_schemes_that_it_does_not_serve(scheme: str) -> None:
     model, (x, offsets) = Experts(fallback, True, torch.float32).eval(), inputs()

@@ -13,7 +13,7 @@ from torch import Tensor, fx, nn
 import qfx
 from qfx.graph.faults import PassFault
 from qfx.ops.code import Code
-from qfx.ops.forms import LINEAR, REQUANTIZE, STE
+from qfx.ops.forms import EXPERTS_STE, LINEAR, REQUANTIZE, STE
 from qfx.rewriting.verify import READS_CODES, verify
 
 ops = torch.ops.qfx
@@ -161,4 +161,5 @@ def test_every_form_that_reads_codes_is_looked_at() -> None:
         if schema.name.startswith("qfx::linear")
         and {argument.name for argument in schema.arguments} & {"q", "codes"}
     }
-    assert readers == called == {call.name for call in (LINEAR, REQUANTIZE, STE)}
+    readers = {name for name in readers if not name.endswith("_backward")}  # in no such graph
+    assert readers == called == {call.name for call in (LINEAR, REQUANTIZE, STE, EXPERTS_STE)}
