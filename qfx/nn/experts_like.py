@@ -23,7 +23,6 @@ _UPS = ("gate_up_proj", "up_proj")
 FLOAT_NAMES = (*_UPS, "down_proj")  # of the parameters that int8 experts do not have
 _GATE, _PARALLEL = "_apply_gate", "_is_expert_parallel"  # transformers' names
 _INTERFACE = ("has_gate", "has_bias", "is_transposed", "has_post_expert_norm", _GATE, _PARALLEL)
-_ROUTERS = {"gate", "router"}  # names of modules that choose experts
 
 
 class FloatProduct(NamedTuple):
@@ -134,20 +133,6 @@ def gate_of(module: Any) -> ExpertGate | None:
     limits = [float(v) for v in numbers if isinstance(v, int | float)]
     between = getattr(module, _GATE) if module.has_gate else module.act_fn
     return gate_like(between, module.has_gate, limits)
-
-
-def routers(model: nn.Module, name: str) -> dict[str, nn.Module]:
-    """Returns, by name, the modules that choose among the experts of the block `name`: modules
-    beside it that are called a router and have a weight with a row for each expert."""
-    beside, _, last = name.rpartition(".")
-    count, _, k = products_of(model.get_submodule(name))[0].weights.shape
-    found = {}
-    for at, module in model.get_submodule(beside).named_modules():
-        weight, parts = _parameter(module, "weight"), set(at.split("."))
-        chooses = weight is not None and tuple(weight.shape) == (count, k)
-        if chooses and parts & _ROUTERS and last not in parts:
-            found[f"{beside}.{at}" if beside else at] = module
-    return found
 
 
 def _is_stack(module: nn.Module, name: str) -> bool:

@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 
 from torch import nn
 
-from qfx.nn.experts_like import is_experts, routers, shape_text
+from qfx.nn.experts_like import is_experts, shape_text
 from qfx.nn.hook_transfer import transfer_hooks
 from qfx.nn.left_float import note_left_float
 from qfx.nn.linear_like import sizes_of
 from qfx.nn.loading import check_first
+from qfx.nn.routers import routers
 from qfx.nn.selection import Selection
 from qfx.nn.summary import LinearSummary, Summary, bytes_of, report
 from qfx.nn.weight_bytes import weight_bytes

@@ -16,7 +16,6 @@ from qfx.host.distributed import is_sharded
 from qfx.nn.experts_like import (
     experts_fault,
     is_experts,
-    routers,
     why_adapted,
     why_not_by_scheme,
     why_not_experts,
@@ -31,6 +30,7 @@ from qfx.nn.linear_like import (
 )
 from qfx.nn.loading import Checked, StoredModule
 from qfx.nn.qat_state import TrainedState
+from qfx.nn.routers import mixtures, routers
 from qfx.nn.weight_bytes import kinds, weight_bytes
 from qfx.nn.weight_faults import too_long, unquantizable, unserved_bias, unserved_weight
 from qfx.values.config import Config
@@ -127,8 +127,9 @@ def select_modules(
 def _leave_routers(found: Selection) -> None:
     """Leaves linears float that choose among experts that are taken: an error there sends a token
     to another expert."""
-    for name in [name for name, module in found.taken.items() if is_experts(module)]:
-        for router in routers(found.model, name):
+    for name in mixtures(found.model):
+        taken = any(each == name or each.startswith(f"{name}.") for each in found.taken)
+        for router in routers(found.model, name) if taken else ():
             if found.taken.pop(router, None) is not None:
                 found.left[router] = f"it chooses among the experts of {name}"
 
