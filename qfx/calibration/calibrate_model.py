@@ -3,10 +3,9 @@ is quantized."""
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -19,11 +18,18 @@ from qfx.calibration.apply_recipe import quantized
 from qfx.calibration.batches import Transformed, arguments_of, check_call, parted
 from qfx.calibration.budget import by_bytes, by_divergence
 from qfx.calibration.choose import Choice, by_error, by_metric
+from qfx.calibration.experts import (
+    expert_candidates,
+    joined,
+    units_of,
+    warn_of_unseen,
+)
 from qfx.calibration.goals import check_goal, check_names_of, checked_bytes, ladder_of
 from qfx.calibration.losses import Loss
 from qfx.calibration.observers import OBSERVERS, step_of
 from qfx.calibration.prediction import predicted
-from qfx.calibration.record import Session, SharedInput, SiteKey
+from qfx.calibration.recipe_entries import entries
+from qfx.calibration.record import Session, SharedInput
 from qfx.calibration.rounding import (
     NEAREST,
     ROUNDINGS,
@@ -39,11 +45,11 @@ from qfx.cost.device_models import current_costs
 from qfx.cost.machine import MachineCost
 from qfx.cost.spending import unlimited
 from qfx.dynamo_backend.captured_graphs import watch
+from qfx.match.selection import SiteKey
 from qfx.values.config import Config, Configurable
 from qfx.values.recipe import Recipe
 from qfx.values.scheme import Scheme
 from qfx.values.select import check_names, left_out
-from qfx.values.site_recipe import SiteRecipe
 from qfx.weights.model_restore import in_training, unchanged
 
 Model = Callable[..., Any]
@@ -92,8 +98,9 @@ def calibrate(
     to nearest. "gptq" loses less on the observed inputs, at no cost in the kernels.
     "gptq-sequential" also compensates a part of the error of the preceding matmuls; it is worth its
     time for low-bit weights, and needs a model that is captured as one graph. The integers are
-    valid only for these weights. Both gptq methods, and static scales, need batches that can be
-    iterated over twice.
+    valid only for these weights. Each expert of a mixture is rounded for the tokens that it gets,
+    by "gptq", or to nearest if it saw fewer than 16. Both gptq methods, and static scales, need
+    batches that can be iterated over twice.
 
     `also`: presets or schemes that are tried in addition to that of the config, so that matmuls
     whose error costs more get more bits.
@@ -161,40 +168,54 @@ def calibrate(
     session, memory = Session(), max(_MOMENTS * _parameter_bytes(model), _SMALLEST_MEMORY)
     observe = partial(_observe, model, batches, session, progress)
     count = observe("calibrating")
-    groups, cost = _wanted(session, config), current_costs().cpu or MachineCost()
+    groups = _wanted(session, config)
+    warn_of_unseen(model, session.groups, lambda name: left_out(config, [name]))
+    cost = current_costs().cpu or MachineCost()
+    units, how = units_of(groups), (ladder, observer, cost, config.minimum_gain)
+
+    def search(unit: Sequence[SiteKey]) -> Iterable[tuple[SiteKey, list[Candidate]]]:
+        each = [groups[key] for key in unit]
+        if each[0].product is None:
+            return [(unit[0], candidates(each[0], *how))]
+        return zip(unit, expert_candidates(each, *how), strict=True)
+
     with unlimited():  # a calibration takes minutes, and its recipe stays
-        found = {
-            key: candidates(group, ladder, observer, cost, config.minimum_gain)
-            for key, group in tqdm(groups.items(), "searching", disable=not progress)
-        }
+        shown = tqdm(units, "searching", disable=not progress)
+        found = dict(each for unit in shown for each in search(unit))
     ranges = _ranges(found, observer, session, observe)
 
     def with_codes(chosen: Chosen, seen: Iterable[Any] = batches) -> Chosen:
         if rounding == NEAREST:
             return chosen
+        done: dict[SiteKey, Candidate] = {}
         if rounding == SEQUENTIAL:
-            run = partial(sequential, model, seen, groups, observer, progress)
-            return rounded_in_turn(groups, chosen, observer, run)
-        watching = partial(_observe, model, seen, session, progress)
-        return rounded(groups, chosen, rounding, observer, session, watching, memory)
+            alone = {key: group for key, group in groups.items() if group.product is None}
+            run = partial(sequential, model, seen, alone, observer, progress)
+            done = rounded_in_turn(alone, {key: chosen[key] for key in alone}, observer, run)
+        others = {key: candidate for key, candidate in chosen.items() if key not in done}
+        if others:
+            watching = partial(_observe, model, seen, session, progress)
+            done |= rounded(groups, others, "gptq", observer, session, watching, memory)
+        return done
 
     def recipe_of(choice: Choice, finish: Callable[[Chosen], Chosen] = dict) -> Recipe:
-        chosen = finish({key: found[key][i] for key, i in zip(found, choice, strict=True)})
-        steps = {key: ranges.get((key, i)) for key, i in zip(found, choice, strict=True)}
-        return Recipe(tuple(_sites(groups, chosen, steps)))
+        places = {key: i for unit, i in zip(units, choice, strict=True) for key in unit}
+        chosen = finish({key: found[key][i] for key, i in places.items()})
+        steps = {key: ranges.get(at) for key, at in zip(places, places.items(), strict=True)}
+        return Recipe(tuple(entries(groups, units, chosen, steps)))
 
     if predicts:
         seen, held_out = parted(batches, count)
         found = all_rounded(found, partial(with_codes, seen=seen))
         shown = tqdm(held_out, "gradients", total=len(held_out), disable=not progress)
         found = predicted(model, shown, loss, groups, found, observer)
-        each = [*found.values()]
+        each = joined(units, found, groups)
         if max_divergence is not None:
             return recipe_of(by_divergence(each, max_divergence))
         return recipe_of(by_bytes(each, checked_bytes(max_bits, groups, each)))
     if metric is None:
         return _warned_if_float(
-            recipe_of(by_error([*found.values()], max_sqnr_loss_db), with_codes)
+            recipe_of(by_error(joined(units, found, groups), max_sqnr_loss_db), with_codes)
         )
     measure = partial(_measured, metric, model)
     wanted = measure(model)
@@ -202,7 +223,7 @@ def calibrate(
     def drop(choice: Choice) -> float:
         return wanted - measure(quantized(model, replace(config, recipe=recipe_of(choice))))
 
-    return recipe_of(by_metric([*found.values()], drop, max_drop), with_codes)
+    return recipe_of(by_metric(joined(units, found, groups), drop, max_drop), with_codes)
 
 
 def _warned_if_float(recipe: Recipe) -> Recipe:
@@ -294,35 +315,3 @@ def _ranges(
     return {
         at: step_of(*watching[at].range(), x.bits, x.symmetric) for at, (_, x) in static.items()
     }
-
-
-def _sites(
-    groups: Mapping[SiteKey, SharedInput],
-    chosen: Chosen,
-    ranges: Mapping[SiteKey, tuple[float, int] | None],
-) -> Iterator[SiteRecipe]:
-    for key, group in groups.items():
-        candidate = chosen[key]
-        scheme, factor = candidate.scheme, candidate.transform.factor
-        scale, zero_point = ranges[key] or (None, None)
-        if scheme is None or scheme.x is None or scheme.x.symmetric:
-            zero_point = None
-        none = [None] * len(group.readers)
-        codes, divergences = candidate.roundings or none, candidate.divergences if scheme else none
-        for i, reader in enumerate(group.readers):
-            error, divergence = candidate.errors[i], (divergences or none)[i]
-            n, k = reader.w_nk.shape
-            yield SiteRecipe(
-                *reader.key,
-                n=n,
-                k=k,
-                scheme=scheme,
-                factor=None if factor is None else tuple(factor.tolist()),
-                scale=scale,
-                zero_point=zero_point,
-                sqnr_db=round(-10 * math.log10(error), 2) if error > 0 else None,  # also of NaN
-                reason=candidate.reason,
-                outliers=candidate.transform.outliers,
-                rounding=codes[i],
-                divergence=None if divergence is None else float(f"{divergence:.3g}"),
-            )

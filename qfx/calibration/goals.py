@@ -7,9 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 from qfx.calibration.losses import LOSSES, Loss
-from qfx.calibration.record import SharedInput, SiteKey
+from qfx.calibration.record import SharedInput
 from qfx.calibration.search import Candidate
 from qfx.io.errors import UserError
+from qfx.match.selection import SiteKey
 from qfx.values.config import Config
 from qfx.values.scheme import PER_ROW, Scheme
 

@@ -13,13 +13,13 @@ from typing import Any, TypeVar
 
 from torch import fx
 
-from qfx.calibration.record import keyed_sites
 from qfx.cost.device_models import current_costs
 from qfx.cost.spending import unlimited
 from qfx.dynamo_backend.captured_graphs import watch
 from qfx.host.shapes import hint
 from qfx.io.errors import UserError
-from qfx.match.selection import keyed_products
+from qfx.match.experts import ExpertProduct
+from qfx.match.selection import keyed_experts, keyed_products, keyed_sites
 from qfx.match.site import Site
 from qfx.pipeline import Context, run_passes
 from qfx.plan.plan import Entry, Plan
@@ -75,10 +75,13 @@ def _sites(plan: Plan) -> list[SiteRecipe]:
         _site(name, call, site, entries[site.node])
         for (named, call), site in keyed_sites(matches)
         for name in (named, *site.alike)
+    ] + [
+        _site(name, call, found, entries[found.node])
+        for (name, call), found in keyed_experts(matches)
     ]
 
 
-def _site(name: str, call: int, site: Site, entry: Entry) -> SiteRecipe:
+def _site(name: str, call: int, site: Site | ExpertProduct, entry: Entry) -> SiteRecipe:
     n, k = hint(site.n), hint(site.k)
     if n is None or k is None:
         raise UserError(f"pin: the weight of {name} has no known size")

@@ -18,11 +18,12 @@ from torch import Tensor
 
 from qfx.calibration.batches import arguments_of
 from qfx.calibration.losses import Loss, losses_of
-from qfx.calibration.record import SharedInput, SiteKey
+from qfx.calibration.record import SharedInput
 from qfx.calibration.search import Candidate, costs_of_errors
 from qfx.calibration.sensitivity import Gradients
 from qfx.dynamo_backend.captured_graphs import watch_recording
 from qfx.io.errors import UserError
+from qfx.match.selection import SiteKey
 from qfx.weights.model_restore import module_of, unchanged
 
 

@@ -5,7 +5,6 @@ Matmuls with the same input share one record, just as they will share its quanti
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
@@ -13,17 +12,20 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor, fx
 
-from qfx.graph.capture import attribute
+from qfx.calibration.recorder import Recorder, RowsOfExpert
 from qfx.graph.views import View, apply
-from qfx.match.base import Match, of_kind
+from qfx.match.base import Match
+from qfx.match.experts import ExpertProduct
+from qfx.match.selection import SiteKey, keyed_experts, keyed_sites
 from qfx.match.site import Site
+from qfx.ops.expert_rows import SortedRows
 from qfx.ops.rotation import transformed_weight
 from qfx.pipeline import Context, run_passes
 from qfx.plan.exclusions import why_excluded
 from qfx.values.config import Config
+from qfx.values.limits import why_few_features
 
 ROWS = 256  # at most, of a sample
-SiteKey = tuple[str, int]  # its name, and its index among the graph's sites of that name
 
 
 class Updated(Protocol):
@@ -160,11 +162,13 @@ class CalibrationSite(NamedTuple):
 @dataclass(frozen=True)
 class SharedInput:
     """A group: the matmuls with a weight (`readers`) that multiply the same activation, and the
-    dtype of this activation."""
+    dtype of this activation. `product`: for one expert of a product of experts, whose activation is
+    the tokens that it gets, the key of the product; otherwise None."""
 
     activation: ActivationRecord
     readers: tuple[CalibrationSite, ...]
     dtype: torch.dtype
+    product: SiteKey | None = None
 
     @property
     def m(self) -> int:
@@ -188,7 +192,8 @@ class Session:
         matches = matches_of(gm, prefixes)
         self.names.update(name for m in matches for name in m.names)
         suited = [(key, site) for key, site in keyed_sites(matches) if not why_excluded(site)]
-        return _Inputs(gm, suited, self).run(*arguments)
+        experts = [each for each in keyed_experts(matches) if not why_few_features(each[1].k)]
+        return _Inputs(gm, suited, self, experts).run(*arguments)
 
     def record(self, key: SiteKey, x: Tensor) -> None:
         if self.observers is None:
@@ -211,62 +216,29 @@ def matches_of(gm: fx.GraphModule, prefixes: Mapping[str, str]) -> Sequence[Matc
     return run_passes(gm, context, "match").matches
 
 
-def keyed_sites(matches: Sequence[Match]) -> list[tuple[SiteKey, Site]]:
-    """Returns the matmuls with a weight (sites) among `matches`, each with a key: its name, and its
-    index among the sites of the same name."""
-    counts, found = Counter[str](), []
-    for site in of_kind(matches, Site):
-        found.append(((site.name, counts[site.name]), site))
-        counts[site.name] += 1
-    return found
-
-
-class Recorder(fx.Interpreter):
-    """An interpreter that runs a graph and observes the activations that matmuls with a weight
-    multiply. For each such activation it calls `observed` with all sites (matmuls) that multiply
-    it, and with the activation as a matrix [..., K]."""
-
-    def __init__(self, gm: fx.GraphModule, sites: Sequence[tuple[SiteKey, Site]]) -> None:
-        super().__init__(gm)
-        shared: dict[tuple[fx.Node, View], list[tuple[SiteKey, Site]]] = {}
-        for key, site in sites:
-            if site.node.graph is gm.graph:
-                shared.setdefault((site.x, site.x_view), []).append((key, site))
-        self.first = {sites[0][1].node: sites for sites in shared.values()}
-        self._keep({site.weight for _, site in sites})
-
-    def _keep(self, weights: set[fx.Node]) -> None:
-        """Prevents the interpreter from freeing weights after their last direct use, which may be a
-        view: the recorder reads a weight when its matmul runs."""
-        for node, read in self.user_to_last_uses.items():
-            self.user_to_last_uses[node] = [n for n in read if n not in weights]
-
-    def run_node(self, n: fx.Node) -> Any:
-        if n in self.first:
-            sites = self.first[n]
-            x = apply(sites[0][1].x_view, self.env[sites[0][1].x])
-            if x.numel() and x.is_floating_point():
-                self.observed(sites, x)
-        return super().run_node(n)
-
-    def observed(self, sites: list[tuple[SiteKey, Site]], x: Tensor) -> None:
-        raise NotImplementedError
-
-    def weight(self, site: Site) -> Tensor:
-        found = self.env.get(site.weight)  # absent if the weight's node comes later in the graph
-        return attribute(site.weight) if found is None else found
-
-
 class _Inputs(Recorder):
     """A recorder that stores the inputs of matmuls in a session."""
 
     def __init__(
-        self, gm: fx.GraphModule, sites: Sequence[tuple[SiteKey, Site]], session: Session
+        self,
+        gm: fx.GraphModule,
+        sites: Sequence[tuple[SiteKey, Site]],
+        session: Session,
+        experts: Sequence[tuple[SiteKey, ExpertProduct]],
     ) -> None:
-        super().__init__(gm, sites)
+        super().__init__(gm, sites, experts)
         self.session = session
 
+    def observed_experts(self, rows: list[RowsOfExpert], given: SortedRows) -> None:
+        for each in rows:  # also of an expert without tokens, which has a record
+            self._record([(each.key, each.site)], given.rows[each.begin : each.end], each.product)
+
     def observed(self, sites: list[tuple[SiteKey, Site]], x: Tensor) -> None:
+        self._record(sites, x)
+
+    def _record(
+        self, sites: list[tuple[SiteKey, Site]], x: Tensor, product: SiteKey | None = None
+    ) -> None:
         (key, first), *_ = sites
         if x.device.type != "cpu":
             raise ValueError(
@@ -276,5 +248,5 @@ class _Inputs(Recorder):
         if key not in self.session.groups:
             readers = tuple(CalibrationSite(k, s.names, self.weight(s), s.view) for k, s in sites)
             made = ActivationRecord(x.shape[-1], self.session.room)
-            self.session.groups[key] = SharedInput(made, readers, x.dtype)
+            self.session.groups[key] = SharedInput(made, readers, x.dtype, product)
         self.session.record(key, x)

@@ -13,10 +13,13 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from qfx.calibration.experts import few
 from qfx.calibration.gptq import ComparedMoments, Hessian, Order, ordered, rounded_codes
-from qfx.calibration.record import Session, SharedInput, SiteKey, Transform
+from qfx.calibration.record import Session, SharedInput, Transform
 from qfx.calibration.search import Candidate, errors_of
+from qfx.match.selection import SiteKey
 from qfx.ops.packing import Packing
+from qfx.ops.single_tensors import quantize
 from qfx.values.rounding import METHODS, Rounding
 from qfx.values.scheme import PER_COLUMN, PER_ROW, QSpec
 from qfx.weights.recipe_codes import digest_for
@@ -131,7 +134,9 @@ def _rounded(
     group: SharedInput, candidate: Candidate, moments: Hessian, method: str, observer: str
 ) -> Candidate:
     assert candidate.scheme is not None
-    order, (factor, rotation, outliers) = ordered(moments), candidate.transform
+    reason = few(moments.rows) if group.product else ""
+    order = None if reason else ordered(moments)
+    factor, rotation, outliers = candidate.transform
     given = None if factor is None else tuple(factor.tolist())
     packing, found = Packing(candidate.scheme.w, given, rotation, outliers), []
     for reader in group.readers:
@@ -139,15 +144,16 @@ def _rounded(
         codes = _codes(w_nk, candidate.transform, packing.spec, order)
         site = f"{name}[{call}]" if call else name
         found.append(Rounding(site, method, digest_for(w_nk, packing), codes))
-    candidate = replace(candidate, roundings=tuple(found))
+    candidate = replace(candidate, roundings=tuple(found), reason=reason)
     return replace(candidate, errors=errors_of(group, candidate, observer))
 
 
-def _codes(w_nk: Tensor, transform: Transform, spec: QSpec, order: Order) -> Tensor:
-    """Returns a weight rounded to int8 [N, K]. Rows are processed in blocks to save memory, for
-    example for the output layer of a language model."""
+def _codes(w_nk: Tensor, transform: Transform, spec: QSpec, order: Order | None) -> Tensor:
+    """Returns a weight rounded to int8 [N, K]; to nearest if `order` is None. Rows are processed in
+    blocks to save memory, for example for the output layer of a language model."""
     codes = torch.empty(w_nk.shape, dtype=torch.int8, device=w_nk.device)
     rows = _ROWS if spec.axes == PER_ROW else max(w_nk.shape[0], 1)
     for w, out in zip(w_nk.split(rows), codes.split(rows), strict=True):
-        out.copy_(rounded_codes(transform.of_weight(w), spec, order))
+        values = transform.of_weight(w)
+        out.copy_(rounded_codes(values, spec, order) if order else quantize(values, spec).codes)
     return codes

@@ -158,11 +158,11 @@ def candidates(
     The first scheme is the requested one. If it is static, the others must save a tenth of its
     time.
     """
-    times = [_times(group, scheme, cost) for scheme in schemes]
+    times = [times_of(group, scheme, cost) for scheme in schemes]
     in_float, requested = times[0]
     gain = max(in_float / int8_s for _, int8_s in times)
     reason = "" if gain >= minimum_gain else f"int8 would be {gain:.2f}x float"
-    nothing, size = (0.0,) * len(group.readers), _bytes(group, None)
+    nothing, size = (0.0,) * len(group.readers), bytes_of(group, None)
     found = [Candidate(None, Transform(), nothing, in_float, reason, bytes=size)]
     gaining = [
         (s, int8_s)
@@ -176,17 +176,17 @@ def candidates(
         fallback = schemes[0].calibrated and not scheme.calibrated
         seconds = max(requested, int8_s) * 1.1 if fallback else int8_s
         transform, errors = _best_smoothing(problem, scheme, observer)
-        size = _bytes(group, scheme)
+        size = bytes_of(group, scheme)
         found.append(Candidate(scheme, transform, errors, seconds, bytes=size))
         if outliers := _outliers(group, scheme):
             transform = Transform(None, scheme.block(group.activation.k), outliers)
             errors = problem.errors(scheme, transform, observer)
-            beside = _times(group, scheme, cost, len(outliers))[1] - int8_s
+            beside = times_of(group, scheme, cost, len(outliers))[1] - int8_s
             found.append(Candidate(scheme, transform, errors, seconds + beside, bytes=size))
     return found
 
 
-def _bytes(group: SharedInput, scheme: Scheme | None) -> int:
+def bytes_of(group: SharedInput, scheme: Scheme | None) -> int:
     """Returns the bytes of the group's stored weights, not counting the few columns that are
     outliers."""
     weights = [reader.w_nk for reader in group.readers]
@@ -275,7 +275,7 @@ def rounded_activation(x: Tensor, spec: QSpec, observer: str, seen: Tensor) -> T
     return dequantize(quantize(x, spec, step, zero))
 
 
-def _times(
+def times_of(
     group: SharedInput, scheme: Scheme, cost: CostModel, outliers: int = 0
 ) -> tuple[float, float]:
     """Returns the predicted seconds of all matmuls of the group together, in float and in int8."""

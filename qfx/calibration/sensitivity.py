@@ -7,18 +7,22 @@ in these rows is stored.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx, nn
 
-from qfx.calibration.record import Recorder, SiteKey, keyed_sites, matches_of
+from qfx.calibration.record import matches_of
+from qfx.calibration.recorder import Recorder, RowsOfExpert
 from qfx.graph.views import apply
 from qfx.host.autograd import without_autocast
 from qfx.io.errors import UserError
+from qfx.match.experts import ExpertProduct
+from qfx.match.selection import SiteKey, keyed_experts, keyed_sites
 from qfx.match.site import Site
+from qfx.ops.expert_rows import SortedRows
 
 ROWS = 256  # of a call; all of its M rows if it has no more
 
@@ -45,7 +49,9 @@ class Gradients:
     def run(self, gm: fx.GraphModule, prefixes: Mapping[str, str], arguments: Sequence[Any]) -> Any:
         """Runs one call of a captured graph; parameters are constants to autograd."""
         constants = [a.detach() if isinstance(a, nn.Parameter) else a for a in arguments]
-        return _Prober(gm, keyed_sites(matches_of(gm, prefixes)), self).run(*constants)
+        matches = matches_of(gm, prefixes)
+        sites, experts = keyed_sites(matches), keyed_experts(matches)
+        return _Prober(gm, sites, self, experts).run(*constants)
 
     def back(self, losses: Tensor) -> None:
         """Runs the backward from the losses of the forward that ran. Gradients of parameters and
@@ -101,17 +107,37 @@ class _Prober(Recorder):
     zero is the gradient of the output."""
 
     def __init__(
-        self, gm: fx.GraphModule, sites: Sequence[tuple[SiteKey, Site]], gradients: Gradients
+        self,
+        gm: fx.GraphModule,
+        sites: Sequence[tuple[SiteKey, Site]],
+        gradients: Gradients,
+        experts: Sequence[tuple[SiteKey, ExpertProduct]],
     ) -> None:
-        super().__init__(gm, sites)
+        super().__init__(gm, sites, experts)
         self.gradients = gradients
         self.probes: dict[fx.Node, _Probe] = {}
+        self.of_experts: dict[fx.Node, tuple[SortedRows, list[_Probe]]] = {}
 
     def get_attr(self, target: Any, args: Any, kwargs: Any) -> Any:
         found = super().get_attr(target, args, kwargs)
         return found.detach() if isinstance(found, nn.Parameter) else found
 
     def observed(self, sites: list[tuple[SiteKey, Site]], x: Tensor) -> None:
+        self.probes.update({probe.site.node: probe for probe in self._probes(sites, x)})
+
+    def observed_experts(self, rows: list[RowsOfExpert], given: SortedRows) -> None:
+        self.of_experts[rows[0].site.node] = (
+            given,
+            [
+                probe
+                for each in rows
+                for probe in self._probes(
+                    [(each.key, each.site)], given.rows[each.begin : each.end]
+                )
+            ],
+        )
+
+    def _probes(self, sites: list[tuple[SiteKey, Site]], x: Tensor) -> Iterator[_Probe]:
         x_mk = x.detach().reshape(-1, x.shape[-1])
         kept, count = self.gradients.draw(x_mk)
         none = torch.zeros(len(kept), len(kept), dtype=torch.float32, device="cpu")
@@ -120,18 +146,37 @@ class _Prober(Recorder):
         calls.append(SampledCall(x_mk[kept].float(), prices))
         for key, site in sites:
             n = apply(site.view, self.weight(site)).shape[0]
-            self.probes[site.node] = _Probe(site, (*x.shape[:-1], n), kept, count, prices[key])
+            yield _Probe(site, (*x.shape[:-1], n), kept, count, prices[key])
 
     def run_node(self, n: fx.Node) -> Any:
         result = super().run_node(n)
+        if n in self.of_experts:
+            return self._with_experts(result, n, *self.of_experts.pop(n))
         return self._probed(result, self.probes.pop(n)) if n in self.probes else result
 
+    def _with_experts(
+        self, result: Tensor, n: fx.Node, given: SortedRows, probes: list[_Probe]
+    ) -> Tensor:
+        """Adds the zeros of all experts to the output of a product, where their rows are."""
+        zeros = [self._zero(result, probe) for probe in probes]
+        tail = given.rows.shape[0] - sum(zero.shape[0] for zero in zeros)  # of no expert
+        added = torch.cat([*zeros, result.new_zeros(tail, zeros[0].shape[1])])
+        _, found = self.products[n]
+        if found.rows.offsets is not None:
+            return result + added
+        return result + apply(found.site.y_view, given.back(added, found.experts))
+
     def _probed(self, result: Tensor, probe: _Probe) -> Tensor:
+        return result + apply(probe.site.y_view, self._zero(result, probe))
+
+    def _zero(self, result: Tensor, probe: _Probe) -> Tensor:
+        """Returns zeros of the shape of the probe, which take no memory; their gradient goes to the
+        probe. Without gradients, the price is NaN."""
         if not torch.is_grad_enabled():
             probe.price.fill_(torch.nan)
-            return result
+            return result.new_zeros(()).expand(probe.shape)
         leaf = result.new_zeros((), requires_grad=True)
-        zero = leaf.expand(probe.shape)  # takes no memory
+        zero = leaf.expand(probe.shape)
         zero.register_hook(probe.take)
         self.gradients.leaves.append(leaf)
-        return result + apply(probe.site.y_view, zero)
+        return zero

@@ -18,11 +18,13 @@ from tqdm import tqdm
 
 from qfx.calibration.batches import arguments_of
 from qfx.calibration.gptq import ComparedMoments
-from qfx.calibration.record import Recorder, SharedInput, SiteKey, keyed_sites, matches_of
+from qfx.calibration.record import SharedInput, matches_of
+from qfx.calibration.recorder import Recorder
 from qfx.calibration.search import Candidate, rounded_activation
 from qfx.dynamo_backend.captured_graphs import watch
 from qfx.graph.views import apply
 from qfx.io.errors import UserError
+from qfx.match.selection import SiteKey, keyed_sites
 from qfx.match.site import Site
 from qfx.ops.single_tensors import Quantized, dequantize, quantize
 from qfx.weights.model_restore import unchanged

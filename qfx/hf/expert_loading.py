@@ -25,9 +25,10 @@ from qfx.host.gpu_build import has_kernel
 from qfx.host.tensors import is_distributed
 from qfx.nn.experts import Experts
 from qfx.nn.experts_like import FloatProduct, is_experts, products_of
+from qfx.nn.experts_recipe import ExpertsHow
 from qfx.nn.stacked_weight import StackedWeight
 from qfx.nn.weight_faults import unquantizable, unserved_weight
-from qfx.values.scheme import Scheme
+from qfx.values.site_recipe import SiteRecipe
 from qfx.weights.offload import drop_file_pages
 
 _INNER = {1, 2, -1, -2}  # dimensions of [E, N, K] other than that of the experts
@@ -162,7 +163,7 @@ def _dimensions(operation: Any) -> set[int]:
 @dataclass
 class _Block:
     module: nn.Module
-    scheme: Scheme
+    how: ExpertsHow
     products: Mapping[str, FloatProduct]  # by the names of their parameters in the module
     read: dict[str, Weights]  # of the products that are read, by the same names
 
@@ -211,8 +212,14 @@ class ExpertLoading:
 def _quantized(block: _Block, product: FloatProduct) -> StackedWeight:
     weights = block.read.pop(product.name)
     shape = product.weights.shape
+    how = dict(zip(block.products, block.how, strict=True))[product.name]
+    if isinstance(how, SiteRecipe) and how.rounding is not None:  # codes are of all experts
+        whole = weights.whole()
+        return StackedWeight.from_float(whole.mT if product.is_transposed else whole, how)
+    scheme = how.scheme if isinstance(how, SiteRecipe) else how
+    assert scheme is not None
     each = (weight.t() if product.is_transposed else weight for weight in weights)
-    return StackedWeight.from_each(each, tuple(shape), block.scheme)
+    return StackedWeight.from_each(each, tuple(shape), scheme)
 
 
 def is_shared_out(module: nn.Module) -> bool:

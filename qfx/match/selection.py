@@ -7,18 +7,23 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
+from typing import TypeVar
 
 from torch import fx
 
 from qfx.io.errors import UserError
 from qfx.match.attention import Attention
 from qfx.match.base import Match, of_kind
+from qfx.match.experts import ExpertProduct
 from qfx.match.products import Product
 from qfx.match.site import Site
 from qfx.values.config import Config
 from qfx.values.recipe import Recipe
 from qfx.values.select import left_out
 from qfx.values.site_recipe import PinnedProduct, SiteRecipe
+
+SiteKey = tuple[str, int]  # its name, and its index among the graph's sites of that name
+Found = TypeVar("Found", bound=Match)
 
 
 def decides_on_module(
@@ -76,11 +81,9 @@ def recipes(recipe: Recipe | None, matches: Sequence[Match]) -> dict[fx.Node, Si
     Raises ValueError for a matmul that has another N or K in the model.
     """
     by_key = {(s.name, s.call): s for s in recipe.sites} if recipe else {}
-    calls = Counter[str]()
     found = {}
-    for site in of_kind(matches, Site):
-        named = by_key.get((site.name, calls[site.name]))
-        calls[site.name] += 1
+    for key, site in (*keyed_sites(matches), *keyed_experts(matches)):
+        named = by_key.get(key)
         if named is None:
             continue
         if (site.n or named.n, site.k or named.k) != (named.n, named.k):
@@ -89,6 +92,26 @@ def recipes(recipe: Recipe | None, matches: Sequence[Match]) -> dict[fx.Node, Si
                 f"and N={site.n} in the model: calibrate this model, or load the recipe's model"
             )
         found[site.node] = named
+    return found
+
+
+def keyed_sites(matches: Iterable[Match]) -> list[tuple[SiteKey, Site]]:
+    """Returns the matmuls with a weight (sites) among `matches`, each with the key by which a
+    recipe refers to it: its name, and its index among the sites of the same name."""
+    return _numbered((site.name, site) for site in of_kind(matches, Site))
+
+
+def keyed_experts(matches: Iterable[Match]) -> list[tuple[SiteKey, ExpertProduct]]:
+    """Returns the products of experts among `matches`, each with such a key: the name of the
+    parameter that has the weights, and the index among the products of the same name."""
+    return _numbered((found.site.parameter, found) for found in of_kind(matches, ExpertProduct))
+
+
+def _numbered(named: Iterable[tuple[str, Found]]) -> list[tuple[SiteKey, Found]]:
+    counts, found = Counter[str](), []
+    for name, match in named:
+        found.append(((name, counts[name]), match))
+        counts[name] += 1
     return found
 
 

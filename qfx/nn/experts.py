@@ -15,9 +15,9 @@ from qfx.nn.experts_like import (
     gate_of,
     is_experts,
     products_of,
-    why_no_experts_scheme,
     why_not_experts,
 )
+from qfx.nn.experts_recipe import ExpertsHow, How, check_recipe, why_float, why_not_by_recipe
 from qfx.nn.stacked_weight import StackedWeight
 from qfx.ops.expert_gates import ExpertGate
 from qfx.values.config import Config
@@ -43,24 +43,28 @@ class Experts(nn.Module):
 
     @classmethod
     def from_float(
-        cls, module: nn.Module, scheme: Scheme | str | None = None, free: bool = False
+        cls, module: nn.Module, scheme: Scheme | str | ExpertsHow | None = None, free: bool = False
     ) -> Experts:
         """Quantizes the experts of `module`, one after the other, and uses the same biases.
 
-        `scheme`: `qfx.Scheme()` by default, or the name of a preset. `free`: leaves in `module` no
+        `scheme`: `qfx.Scheme()` by default, or the name of a preset, or, for each of the two
+        products, a scheme or a `SiteRecipe`, which may have codes. `free`: leaves in `module` no
         float weights of a product that is quantized, but tensors on the meta device, before the
         next is quantized. Raises ValueError, with the reason, for a module or a scheme that cannot
         be taken.
         """
-        how = Config(scheme=scheme).chosen if isinstance(scheme, str) else scheme or Scheme()
+        chosen = Config(scheme=scheme).chosen if isinstance(scheme, str) else scheme or Scheme()
+        how = ExpertsHow(chosen, chosen) if isinstance(chosen, Scheme) else ExpertsHow(*chosen)
         if not is_experts(module):
             raise ValueError(f"Experts: {type(module).__name__} has no float weights of experts")
-        reasons = why_not_experts(module), why_no_experts_scheme(how), experts_fault(module)
-        for why in filter(None, reasons):
+        reasons = why_not_experts(module), why_not_by_recipe(how), experts_fault(module)
+        for why in filter(None, (*reasons, why_float(module, how))):
             raise ValueError(f"Experts: {why}")
+        check_recipe(module, how)
         gate = gate_of(module)
         assert gate is not None
-        up, down = (_quantized(product, how, free) for product in products_of(module))
+        both = zip(products_of(module), how, strict=True)
+        up, down = (_quantized(product, each, free) for product, each in both)
         return cls(up, down, gate).train(module.training)
 
     @property
@@ -111,8 +115,8 @@ class Experts(nn.Module):
         return ", ".join(f"{name}={value!r}" for name, value in self.gate._asdict().items())
 
 
-def _quantized(product: FloatProduct, scheme: Scheme, free: bool) -> StackedWeight:
-    made = StackedWeight.from_float(product.weights, scheme, product.bias)
+def _quantized(product: FloatProduct, how: How, free: bool) -> StackedWeight:
+    made = StackedWeight.from_float(product.weights, how, product.bias)
     drop_file_pages(product.parameter)
     if free:
         left = torch.empty_like(product.parameter, device="meta")

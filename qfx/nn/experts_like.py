@@ -84,7 +84,12 @@ def why_not_experts(module: nn.Module) -> str:
 def why_not_by_scheme(module: nn.Module, scheme: Scheme) -> str:
     """Returns why experts are not quantized by `scheme`, with the number of weights of `module`; ''
     if they can be."""
-    why = why_no_experts_scheme(scheme)
+    return with_count(module, why_no_experts_scheme(scheme))
+
+
+def with_count(module: nn.Module, why: str) -> str:
+    """Returns the reason why a block stays float with the number of its weights; '' without a
+    reason."""
     return f"{why}; it has {_count(module):,} weights" if why else ""
 
 

@@ -8,7 +8,7 @@ from weakref import WeakKeyDictionary
 
 from torch import nn
 
-from qfx.nn.experts_like import is_experts
+from qfx.nn.experts_like import is_experts, why_not_by_scheme
 from qfx.nn.linear_like import is_linear, sizes_of
 from qfx.nn.loading import Checked
 from qfx.nn.selection import why_faulty, why_not_taken
@@ -46,7 +46,8 @@ def _found_again(
 ) -> str:
     return (
         left_out(config, [name])
-        or why_not_taken(module, attentions, True, config)
+        or why_not_taken(module, attentions, True)
+        or (is_experts(module) and why_not_by_scheme(module, config.chosen))
         or (not is_experts(module) and why_few_features(sizes_of(module)[0]))
         or why_faulty(True, module)
         or "a float module"

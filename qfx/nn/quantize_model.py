@@ -13,7 +13,8 @@ from qfx.host.tensors import storage_id
 from qfx.io.pages import trim
 from qfx.nn.embedding import TABLE, Embedding
 from qfx.nn.experts import Experts
-from qfx.nn.experts_like import is_experts
+from qfx.nn.experts_like import is_experts, products_of, with_count
+from qfx.nn.experts_recipe import ExpertsHow, check_recipe, why_float, why_not_by_recipe
 from qfx.nn.linear import Linear
 from qfx.nn.linear_like import as_linear, is_embedding, is_transposed, sizes_of
 from qfx.nn.replace import replace
@@ -70,13 +71,17 @@ def _modules(
     """Returns the selection, and the new module for each name that is replaced."""
     found, hows = planned(model, config, "quantize_")
     factors = factors_without_graph(model, "quantize_") if config.smoothing else {}
+    for m, how in hows.items():
+        if isinstance(how, ExpertsHow):
+            check_recipe(m, how)  # before the first float weight is freed
     each: dict[nn.Module, Linear | Embedding | Experts] = {}
     tied: dict[Any, Linear] = {}  # by the float weight, its orientation and its quantization
     for m, how in sorted(hows.items(), key=lambda item: is_experts(item[0])):  # these free floats
         if is_experts(m):
-            assert isinstance(how, Scheme)
+            assert isinstance(how, ExpertsHow)
             each[m] = Experts.from_float(m, how, free=True)
             continue
+        assert not isinstance(how, ExpertsHow)
         how = _smoothed(m, how, factors)
         each[m] = module = _made(m, how)
         if isinstance(module, Linear):
@@ -98,11 +103,9 @@ def made(linear: nn.Module, how: Scheme | SiteRecipe) -> Linear | Embedding:
     return Linear.from_float(as_linear(linear), how)
 
 
-def planned(
-    model: nn.Module, config: Config, who: str
-) -> tuple[Selection, dict[nn.Module, Scheme | SiteRecipe]]:
-    """Decides which linears, embeddings and experts become int8 and how each is quantized; changes
-    nothing.
+def planned(model: nn.Module, config: Config, who: str) -> tuple[Selection, dict[nn.Module, Any]]:
+    """Decides which linears, embeddings and experts become int8 and how each is quantized: by a
+    Scheme or SiteRecipe, experts by an ExpertsHow. Changes nothing.
 
     Raises ValueError in the same cases as `quantize_`. Its message begins with `who`, the name of
     the function that the user called.
@@ -111,27 +114,39 @@ def planned(
     for name, module in model.named_modules(remove_duplicate=False):
         names[module].append(name)
 
-    def decided(linear: nn.Module) -> Scheme | SiteRecipe | None:
+    def decided(linear: nn.Module) -> Scheme | SiteRecipe | ExpertsHow | None:
         if is_experts(linear):
-            pinned = config.recipe is not None and config.recipe.pinned is not None
-            return None if pinned else config.chosen
+            parts = (
+                [f"{name}.{product.name}" for name in names[linear]]
+                for product in products_of(linear)
+            )
+            up, down = (_decided(config, part) for part in parts)
+            return None if up is None or down is None else ExpertsHow(up, down)
         return TABLE if is_embedding(linear) else _decided(config, names[linear])
 
     def left(linear: nn.Module) -> str:
         return _left_float(decided(linear), linear)
 
+    def fault_of_scheme(linear: nn.Module) -> str:
+        how = decided(linear) if is_experts(linear) else None
+        return with_count(linear, why_not_by_recipe(how)) if isinstance(how, ExpertsHow) else ""
+
     embeddings = config.embeddings is not None
-    beside = {"embeddings": embeddings, "experts": True}
-    found = select_modules(model, config, who, left, transposed=True, **beside)
+    found = select_modules(
+        model, config, who, left, transposed=True, embeddings=embeddings, experts=True,
+        fault_of_scheme=fault_of_scheme,
+    )  # fmt: skip
     refuse(found, Linear.from_float)
     hows = {m: decided(m) for m in dict.fromkeys(found.taken.values())}
     return found, {m: how for m, how in hows.items() if how is not None}
 
 
-def _left_float(how: Scheme | SiteRecipe | None, linear: nn.Module) -> str:
+def _left_float(how: Scheme | SiteRecipe | ExpertsHow | None, linear: nn.Module) -> str:
     if how is None:
         return "the pinned plan does not name it"
-    if how is TABLE or is_experts(linear):
+    if isinstance(how, ExpertsHow):
+        return why_float(linear, how)
+    if how is TABLE:
         return ""
     if isinstance(how, Scheme):
         return why_few_features(sizes_of(linear)[0]) or ""

@@ -16,8 +16,8 @@ from qfx.host.distributed import is_sharded
 from qfx.nn.experts_like import (
     experts_fault,
     is_experts,
+    products_of,
     why_adapted,
-    why_not_by_scheme,
     why_not_experts,
 )
 from qfx.nn.hook_transfer import obstacles, parametrized
@@ -68,6 +68,7 @@ def select_modules(
     transposed: bool = False,
     embeddings: bool = False,
     experts: bool = False,
+    fault_of_scheme: Callable[[nn.Module], str] = lambda linear: "",
 ) -> Selection:
     """Sorts the linears of `model` into those that are replaced and those that stay float, with the
     reason.
@@ -81,13 +82,13 @@ def select_modules(
     `sums_overflow`: refuse linears with K above 65792, whose int8 sums could overflow.
     `transposed`: also take modules with a weight [K, N]. `embeddings`: also take the embeddings of
     linear_like.py. `experts`: also take the blocks of experts of experts_like.py; their routers
-    then stay float.
+    then stay float. `fault_of_scheme`: returns why a module cannot have its scheme, or ''.
 
     Raises ValueError if a pattern matches no module, and if there is no such linear at all.
     """
     modules = dict(model.named_modules(remove_duplicate=False))
     linears = {n: m for n, m in modules.items() if n and _is_float(m, embeddings, experts)}
-    check_names(config, [*linears, *(n for n, m in modules.items() if n and is_experts(m))])
+    check_names(config, [*linears, *_names_of_experts(modules)])
     check_unsharded(model, who)
     selective = bool(config.skip or config.only or config.recipe)
     found = Selection(who, model, linears, {}, {}, {}, selective)
@@ -98,7 +99,8 @@ def select_modules(
             found.left[name] = out
         elif why := (
             why_adapted(module, modules[name.rpartition(".")[0]])
-            or why_not_taken(module, attentions, transposed, config)
+            or why_not_taken(module, attentions, transposed)
+            or fault_of_scheme(module)
         ):
             found.missed[name] = why
         elif out := left_by_recipe(module):
@@ -122,6 +124,14 @@ def select_modules(
             beside += f"; what multiplies and stays float: {kinds(stays)}"
         raise ValueError(f"{who}: the model has no nn.Linear inside it{beside}")
     return found
+
+
+def _names_of_experts(modules: Mapping[str, nn.Module]) -> Iterator[str]:
+    """Yields the names of blocks of experts and of their products, which recipes name."""
+    for name, module in modules.items():
+        if name and is_experts(module):
+            yield name
+            yield from (f"{name}.{product.name}" for product in products_of(module))
 
 
 def _leave_routers(found: Selection) -> None:
@@ -162,11 +172,10 @@ def why_not_taken(
     module: nn.Module,
     attentions: Sequence[nn.MultiheadAttention],
     transposed: bool,
-    config: Config,
 ) -> str:
     """Returns why no module of qfx can replace this module; '' if one can."""
     if is_experts(module):
-        return why_not_experts(module) or why_not_by_scheme(module, config.chosen)
+        return why_not_experts(module)
     if parametrize.is_parametrized(module):
         return parametrized(module, next(iter(module.parametrizations)))  # type: ignore
     weight = module._parameters.get("weight")

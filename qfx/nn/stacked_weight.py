@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from qfx.nn.experts_like import FloatProduct, why_no_experts_scheme
+from qfx.nn.experts_recipe import packing_of
 from qfx.nn.frozen import Frozen, float_weight, freeze
 from qfx.nn.frozen_state import PARTS, FrozenState, kinds, scheme_tensor, taken_from
 from qfx.nn.loading import Checked, Mismatched
@@ -23,6 +24,8 @@ from qfx.ops.layout import layout_of
 from qfx.ops.storage import Values, values_of
 from qfx.values.limits import FLOATS
 from qfx.values.scheme import Scheme
+from qfx.values.site_recipe import SiteRecipe
+from qfx.weights.cache import pack
 
 
 class StackedWeight(Checked):
@@ -53,10 +56,16 @@ class StackedWeight(Checked):
 
     @classmethod
     def from_float(
-        cls, weights: Tensor, scheme: Scheme, bias: nn.Parameter | None = None
+        cls, weights: Tensor, how: Scheme | SiteRecipe, bias: nn.Parameter | None = None
     ) -> StackedWeight:
-        """Quantizes weights [E, N, K], one expert after the other, and uses the same biases."""
-        return cls.from_each(weights, tuple(weights.shape), scheme, bias)
+        """Quantizes weights [E, N, K], one expert after the other, and uses the same biases. Raises
+        ValueError for a recipe for another shape or weight."""
+        if not isinstance(how, SiteRecipe):
+            return cls.from_each(weights, tuple(weights.shape), how, bias)
+        _, n, k = weights.shape
+        packed = pack(weights, (), packing_of(how, weights)).weight
+        assert how.scheme is not None
+        return cls(packed, how.scheme.at(k), n, k, bias)
 
     @classmethod
     def from_each(

@@ -104,12 +104,18 @@ def parts_of(
     return {"weight": weight, **found}
 
 
-def expert_parts(w_enk: Any, experts: int, packing: Packing, k: int | None) -> dict[str, Any]:
+def expert_parts(
+    w_enk: Any, experts: int, packing: Packing, k: int | None, codes: Tensor | None = None
+) -> dict[str, Any]:
     """Returns the parts of the packed weights [N, K] of several experts: one tensor with a row for
-    each. No more than one of them is computed at a time."""
-    rows = (
-        parts_of(aten.select.int(w_enk, 0, e), packing, {}, k)["weight"] for e in range(experts)
-    )
+    each. No more than one of them is computed at a time. `codes`: int8 [E, N, K], as in
+    `parts_of`."""
+
+    def row(e: int) -> Any:
+        given = {} if codes is None else {"codes": codes[e]}
+        return parts_of(aten.select.int(w_enk, 0, e), packing, given, k)["weight"]
+
+    rows = map(row, range(experts))
     if isinstance(w_enk, Tensor):
         return {"weight": stack_packed(rows, experts)}
     return {"weight": aten.stack.default([*rows])}

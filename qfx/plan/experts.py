@@ -10,10 +10,12 @@ from qfx.cost.model import Costs, Work
 from qfx.host.shapes import hint
 from qfx.match.experts import ExpertProduct
 from qfx.ops.forms import EXPERTS, form_of, why_no_gradient
+from qfx.plan.exclusions import why_nearest
 from qfx.plan.plan import Entry
 from qfx.values.config import Config
 from qfx.values.limits import why_few_features
 from qfx.values.scheme import PER_COLUMN, Scheme
+from qfx.values.site_recipe import SiteRecipe
 
 
 def decide_experts(match: ExpertProduct, config: Config, costs: Costs) -> Entry:
@@ -40,6 +42,22 @@ def decide_experts(match: ExpertProduct, config: Config, costs: Costs) -> Entry:
         below = f"below minimum_gain={config.minimum_gain}"
         return Entry(match, None, f"int8 would be {estimate.text}{each}, {below}", estimate)
     return Entry(match, scheme, f"int8 predicted {estimate.text}{each}", estimate)
+
+
+def experts_by_recipe(match: ExpertProduct, recipe: SiteRecipe) -> Entry:
+    """Returns the decision of a recipe on a product of experts."""
+    if recipe.scheme is None:
+        return Entry(match, None, recipe.reason or "left float by the recipe")
+    scheme, reason = recipe.scheme.at(match.k), recipe.reason or "by the recipe"
+    given = recipe.factor is not None or recipe.outliers
+    why_not = "a product of experts, which takes no factor or outliers of a recipe" if given else ""
+    if why_not := why_float_experts(match, scheme) or why_not:
+        return Entry(match, None, why_not)
+    if recipe.rounding and (nearest := why_nearest(match.site)):
+        recipe, reason = replace(recipe, rounding=None), f"{reason}; {nearest}"
+    elif recipe.rounding:
+        reason += f"; {recipe.rounding}"
+    return Entry(match, scheme, reason, recipe=recipe)
 
 
 def why_float_experts(match: ExpertProduct, scheme: Scheme) -> str | None:

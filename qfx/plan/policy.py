@@ -25,7 +25,7 @@ from qfx.ops.forms import GUARDED, form_of
 from qfx.ops.guard_counts import Guard
 from qfx.plan.by_cost import by_cost
 from qfx.plan.exclusions import impossible, unguardable, why_excluded, why_nearest
-from qfx.plan.experts import decide_experts
+from qfx.plan.experts import decide_experts, experts_by_recipe
 from qfx.plan.plan import Entry, Plan
 from qfx.values.config import Config
 from qfx.values.scheme import QSpec, Scheme
@@ -106,8 +106,10 @@ def _(match: Site, criteria: _Criteria) -> Entry:
 
 @_entry.register
 def _(match: ExpertProduct, criteria: _Criteria) -> Entry:
-    if why_not := criteria.left or (criteria.pinned and _NOT_PINNED):
+    if why_not := criteria.left or (criteria.pinned and not criteria.recipe and _NOT_PINNED):
         return Entry(match, None, why_not)
+    if criteria.recipe:
+        return experts_by_recipe(match, criteria.recipe)
     return decide_experts(match, criteria.config, criteria.costs)
 
 

@@ -44,7 +44,7 @@ def page(report: Report) -> str:
         columns=[_COLUMNS[i] for i in used],
         lines=[_shown(line, used) for line in lines],
         last=[_shown(_line(row, None), used) for row in report.last_rows],
-        notes=[printable(line) for line in (*report.notes, str(report.whole or "")) if line],
+        notes=[printable(line) for line in (*report.notes, *report.of_whole) if line],
         charts=charts(report.rows, report.shares),
     )
 

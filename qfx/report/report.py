@@ -65,6 +65,11 @@ class Report:
         return (self.whole.row,) if self.whole and self.whole.measured else ()
 
     @property
+    def of_whole(self) -> tuple[str, ...]:
+        """Lines about the whole model: its output and times, and its choices of experts."""
+        return (str(self.whole), self.whole.routing_text) if self.whole else ()
+
+    @property
     def mode(self) -> str:
         """A note if the model was in training mode, otherwise ''."""
         return f"{self.training} in training mode: {_TRAINING}" if self.training else ""
@@ -86,8 +91,17 @@ class Report:
         count = f"{self.quantized} of {self.total} matmuls in int8, {self.graphs} graph(s)"
         breaks = [_BREAKS, *map(printable, self.breaks)] if self.breaks else []
         weights = _weights(self.rows, self.beside)
-        whole = str(self.whole or "")
-        footer = (text, note, *self.notes, whole, self.mode, *breaks, weights, self._int8, count)
+        footer = (
+            text,
+            note,
+            *self.notes,
+            *self.of_whole,
+            self.mode,
+            *breaks,
+            weights,
+            self._int8,
+            count,
+        )
         return "\n".join(line for line in footer if line)
 
     @property

@@ -27,12 +27,13 @@ from qfx.match.site import Site
 from qfx.ops.expert_rows import SortedRows, by_number, in_equal_parts
 from qfx.ops.forms import EXPERTS, of_scheme
 from qfx.ops.guard_counts import GuardCount, taken
-from qfx.ops.packing import Packing, expert_parts
 from qfx.ops.single_tensors import sqnr
 from qfx.pipeline import Context, run_passes
 from qfx.plan.plan import Entry, Plan
 from qfx.report.report_row import Range, Row, SiteMeasurement, range_of, row_of
+from qfx.rewriting.expert_calls import packing_of
 from qfx.values.config import Config
+from qfx.weights.cache import pack
 
 _ROUNDS = 3
 TRIAL = "qfx.explain"  # what guarded sites count under, until they are taken
@@ -188,8 +189,7 @@ class SideBySide(fx.Interpreter):
         given = self._sorted(found)
         x, ends = given.rows, given.offsets
         w_enk = apply(site.view, self._constant(site.weight).detach())
-        packing = Packing(entry.scheme.w, rotation=block, group=entry.scheme.group)
-        weight = expert_parts(w_enk, found.experts, packing, found.k)["weight"]
+        weight = pack(w_enk, (), packing_of(entry, entry.scheme, found.k)).weight
         values = {"x": x, "weight": weight, "offsets": ends, "bias": None, "activation": "none"}
         values |= {"out_dtype": result.dtype} | of_scheme(entry.scheme, found.n, block)
         places = [0, *ends.tolist()]

@@ -13,12 +13,13 @@ from torch import fx, nn
 from qfx.cost.model import Costs
 from qfx.cost.timing import timed
 from qfx.dynamo_backend.captured_graphs import rewritten, watch_compiled
-from qfx.host.dynamo import uncompiled
+from qfx.host.dynamo import uncompiled, uncompiled_module
 from qfx.ops.guard_counts import taken
 from qfx.pipeline import Context
 from qfx.plan.plan import Plan
 from qfx.report.float_forms import computing_in_float
 from qfx.report.module_calls import by_modules
+from qfx.report.routing import blocks_of, keeping_choices
 from qfx.report.side_by_side import TRIAL
 from qfx.report.whole_model import Side
 from qfx.values.config import Config
@@ -45,7 +46,7 @@ class Sides:
         """The way to run the model in int8: as it is called, or by its graphs as qfx rewrites
         them."""
         if self.as_called:
-            return Side(_called(self.model), "the model as it is called")
+            return Side(_called(self.model), "the model as it is called", module_of(self.model))
         words = "its graphs as qfx rewrites them, operator by operator, without Inductor"
         return Side(_within_graphs(self.model, self._rewritten), words)
 
@@ -54,10 +55,11 @@ class Sides:
         """The way to run the model in float: the reference model, the model with dequantized
         weights, or its graphs as they were captured."""
         if self.reference is not None:
-            return Side(self._referred, "the reference model as it is called")
+            reference = uncompiled_module(self.reference)
+            return Side(self._referred, "the reference model as it is called", reference)
         if self.modules:
             words = "the same model with its weights dequantized, which is not timed"
-            return Side(self._dequantized, words)
+            return Side(self._dequantized, words, module_of(self.model))
         words = "its graphs as they were captured, operator by operator, without Inductor"
         return Side(_within_graphs(self.model, lambda gm, here: gm.forward), words)
 
@@ -89,6 +91,7 @@ def _within_graphs(model: Callable[..., Any], make: Make) -> Callable[..., tuple
     graph, and returns its output and the seconds that these replacements took. Each is made
     once."""
     made: dict[Any, Callable[..., Any]] = {}
+    blocks = blocks_of(module_of(model))
 
     def run(*args: Any, **kwargs: Any) -> tuple[Any, float]:
         seconds = 0.0
@@ -97,7 +100,7 @@ def _within_graphs(model: Callable[..., Any], make: Make) -> Callable[..., tuple
             nonlocal seconds
             key = gm, tuple(here.items())
             if key not in made:
-                made[key] = make(gm, here)
+                made[key] = make(keeping_choices(gm, here, blocks), here)
             output, spent = timed(lambda: made[key](*arguments))
             seconds += spent
             return output

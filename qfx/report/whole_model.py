@@ -14,7 +14,14 @@ from torch import Tensor
 
 from qfx.ops.single_tensors import sqnr
 from qfx.report.report_row import Row
-from qfx.weights.model_restore import restore_later, unchanged
+from qfx.report.routing import (
+    RoutingChange,
+    blocks_of,
+    choices_kept,
+    routing_changes,
+    routing_text,
+)
+from qfx.weights.model_restore import module_of, restore_later, unchanged
 
 _TURNS = 5  # at most
 _SECONDS = 2.0  # no turn begins later
@@ -25,7 +32,8 @@ class WholeModel:
     """The comparison of a whole call of the model in int8 with one in float. `sqnr_db`: the SQNR of
     all float tensors of the output together; None if there are none. `float_s`, `int8_s`: median
     seconds of `turns` calls, in float and in int8 by turns. `float_side`, `int8_side`: what ran, in
-    words. `why_not`: why nothing was measured; '' if it was."""
+    words. `why_not`: why nothing was measured; '' if it was. `routing`: how many choices of experts
+    int8 changes, for each block of experts of the model."""
 
     sqnr_db: float | None = None
     float_s: float | None = None
@@ -34,6 +42,7 @@ class WholeModel:
     float_side: str = ""
     int8_side: str = ""
     why_not: str = ""
+    routing: tuple[RoutingChange, ...] = ()
 
     @property
     def measured(self) -> bool:
@@ -62,6 +71,12 @@ class WholeModel:
             f"float: {self.float_side}; int8: {self.int8_side}"
         )
 
+    @property
+    def routing_text(self) -> str:
+        """A line on the choices of experts; '' if the model has no block of experts, or was not
+        run."""
+        return routing_text(self.routing)
+
 
 class CallInputs:
     """The arguments of a call, for running it several times. Tensors that a run writes to are
@@ -84,24 +99,31 @@ class CallInputs:
 class Side(NamedTuple):
     """One of the two ways to call the model that are compared: in float, or in int8. `run` calls
     the model and returns its output, and the seconds of the whole call or, if only captured graphs
-    are compared, of these graphs. `says`: what runs, in words."""
+    are compared, of these graphs. `says`: what runs, in words. `called`: the model if its
+    modules run, None if its captured graphs run."""
 
     run: Callable[..., tuple[Any, float]]
     says: str
+    called: torch.nn.Module | None = None
 
 
 def whole_model(model: Any, inputs: CallInputs, float_: Side, int8: Side) -> WholeModel:
     """Runs the model in float and in int8 by turns: first to compare the outputs, then to measure
     the times. The model is restored after each run, so that all runs begin in the same state."""
     sides = {"float_side": float_.says, "int8_side": int8.says}
-    exact, noisy = [_ran(model, inputs, side)[0] for side in (float_, int8)]
-    error = output_sqnr(exact, noisy)
+    outputs, choices = [], []
+    for side in (float_, int8):
+        with choices_kept(side.called) as kept:
+            outputs.append(_ran(model, inputs, side)[0])
+        choices.append(kept)
+    error = output_sqnr(*outputs)
     times: list[list[float]] = []
     end = time.perf_counter() + _SECONDS
     while not times or (len(times) < _TURNS and time.perf_counter() < end):
         times.append([_ran(model, inputs, side, keep=False)[1] for side in (float_, int8)])
     float_s, int8_s = (median(column) for column in zip(*times, strict=True))
-    return WholeModel(error, float_s, int8_s, len(times), **sides)
+    routing = routing_changes(blocks_of(module_of(model)), *choices)
+    return WholeModel(error, float_s, int8_s, len(times), **sides, routing=routing)
 
 
 def _ran(

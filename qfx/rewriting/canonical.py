@@ -77,7 +77,7 @@ def rewrite(gm: fx.GraphModule, plan: Plan, provide: Provide) -> None:
     for experts, entry in plan.of(ExpertProduct):
         if entry.scheme:
             with at(experts.node):
-                made = multiply_experts(experts, entry.scheme, provide, results)
+                made = multiply_experts(experts, entry, provide, results)
                 results[experts.node] = made
     sites = [(site, entry) for site, entry in plan.of(Site) if entry.scheme]
     shared = {site.node.graph: Inputs(site.node.graph, results) for site, _ in sites}

@@ -18,18 +18,20 @@ from qfx.ops.expert_rows import SortedRows, by_number, in_equal_parts
 from qfx.ops.forms import EXPERTS, EXPERTS_STE, of_scheme, ste_code
 from qfx.ops.lowering import Circumstance, lower
 from qfx.ops.packing import Packing
+from qfx.plan.plan import Entry
 from qfx.rewriting.codes import Provide, emit_call, emit_step, inherit, random_seed
 from qfx.values.scheme import Scheme
 
 
 def multiply_experts(
-    found: ExpertProduct, scheme: Scheme, provide: Provide, results: dict[fx.Node, fx.Node]
+    found: ExpertProduct, entry: Entry, provide: Provide, results: dict[fx.Node, fx.Node]
 ) -> fx.Node:
-    """Replaces a product of experts by its int8 form and returns the node of the result.
-    `results`: replacements of earlier nodes."""
-    node, site = found.node, found.site
-    rotation, stem = scheme.block(found.k), f"{node.name}_int8"
-    packing = Packing(scheme.w, rotation=rotation, group=scheme.group)
+    """Replaces a product of experts by its int8 form and returns the node of the result. `entry`:
+    the decision on it. `results`: replacements of earlier nodes."""
+    node, site, scheme = found.node, found.site, entry.scheme
+    assert scheme is not None
+    packing, stem = packing_of(entry, scheme, found.k), f"{node.name}_int8"
+    rotation = packing.rotation
     packed = None if site.weight_trains else provide.weight(site, packing).weight
     with node.graph.inserting_before(node):
         x = emit_view(site.x_view, results.get(site.x, site.x))
@@ -79,3 +81,9 @@ def _of_training(found: ExpertProduct, scheme: Scheme, values: Mapping[str, Any]
         seed = random_seed(graph, site.device)
     given = {"w": w, "codes": list(codes.values()), "seed": seed}
     return {**given, "code": ste_code(scheme, rotation)}
+
+
+def packing_of(entry: Entry, scheme: Scheme, k: int) -> Packing:
+    """Returns how the weights of a product of experts are stored."""
+    rounding = entry.recipe.rounding if entry.recipe else None
+    return Packing(scheme.w, rotation=scheme.block(k), rounding=rounding, group=scheme.group)

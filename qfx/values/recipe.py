@@ -22,7 +22,7 @@ from qfx.values.site_recipe import PinnedProduct, SiteRecipe, listed
 VERSIONS = (1, 2)  # of the JSON; version 2 names its file of codes, which qfx 0.2 does not look for
 _FOUND = ("module", "KxN", "scheme", "factor", "static scale", "outliers", "SQNR dB")
 _HEAD = (*_FOUND, "divergence", "reason")
-_LATER = ("rounding", "divergence")  # fields that are written only if they have a value
+_LATER = ("rounding", "divergence", "tokens")  # fields that are written only if they have a value
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,7 @@ def _line(site: SiteRecipe) -> Sequence[str]:
     zero = "" if site.zero_point is None else f", zero {site.zero_point}"
     return (
         str(site),
-        f"{site.k}x{site.n}",
+        f"{site.k}x{site.n}" if site.tokens is None else f"{len(site.tokens)} of {site.k}x{site.n}",
         str(site.scheme or "float"),
         spread,
         "" if scale is None else f"{scale:.4g}{zero}",
@@ -196,6 +196,7 @@ def _site(raw: dict[str, Any], codes: Callable[[], Mapping[str, Tensor]]) -> Sit
             **raw,
             "rounding": None,
             "scheme": None if scheme is None else scheme_from(scheme),
+            "tokens": None if raw.get("tokens") is None else tuple(list_of(raw["tokens"])),
             "factor": None if factor is None else tuple(list_of(factor)),
             "outliers": tuple(list_of(raw.get("outliers", []))),  # earlier builds wrote none
         }

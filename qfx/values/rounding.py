@@ -23,7 +23,8 @@ class Rounding:
     docs/numerics.md.
 
     `site`: the name of the matmul in error messages. `method`: one of `METHODS`. `weight`: the
-    `weight_digest` of the float weight. `codes`: int8 [N, K] on the CPU, not to be written to. Two
+    `weight_digest` of the float weight. `codes`: int8 [N, K], or [E, N, K] of the weights of E
+    experts, on the CPU, not to be written to. Two
     roundings with the same method and digests are equal. Raises ValueError for an unknown method, a
     digest that is no text, and codes of another dtype, rank or device.
     """
@@ -40,10 +41,10 @@ class Rounding:
             raise UserError(f"{of}: rounded by {self.method!r}; there is {', '.join(METHODS)}")
         if not isinstance(self.weight, str):
             raise UserError(f"{of}: the digest {self.weight!r} of the weight is no text")
-        if codes.dtype != torch.int8 or codes.dim() != 2 or codes.device.type != "cpu":
+        if codes.dtype != torch.int8 or codes.dim() not in (2, 3) or codes.device.type != "cpu":
             raise UserError(
                 f"{of}: its codes are {codes.dtype} {list(codes.shape)} on {codes.device}, "
-                "expected int8 [N, K] on the CPU"
+                "expected int8 [N, K] or [E, N, K] on the CPU"
             )
         object.__setattr__(self, "digest", codes_digest(codes))
 

@@ -32,7 +32,10 @@ class SiteRecipe:
     dB, if measured. `outliers`: the columns of K, in ascending order and at most K / 4, that are
     multiplied in float in addition to the others (R3). `rounding`: the codes of the weight if they
     are not rounded to nearest. `divergence`: the predicted change of the model's output if only
-    this matmul is int8 (D1), if predicted. Raises ValueError for inconsistent fields.
+    this matmul is int8 (D1), if predicted. `tokens`: of a product of experts, the number of rows
+    that calibration saw for each expert; such an entry has no factor, static scale or outliers, its
+    name is that of the parameter, and the codes are [E, N, K]. Raises ValueError for inconsistent
+    fields.
     """
 
     name: str
@@ -48,6 +51,7 @@ class SiteRecipe:
     outliers: tuple[int, ...] = ()
     rounding: Rounding | None = None
     divergence: float | None = None
+    tokens: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         fault = self._fault_of_types() or self._fault()
@@ -70,12 +74,16 @@ class SiteRecipe:
             return f"divergence={self.divergence!r} must be a finite number of at least 0"
         if not isinstance(self.rounding, Rounding | None):
             return f"rounding={self.rounding!r} must be a Rounding or None"
+        if not _are_counts(self.tokens):
+            return f"tokens={self.tokens!r} must be a tuple of integers of at least 0, or None"
         return None
 
     def _fault(self) -> str | None:
         scheme, x = self.scheme, self.scheme.x if self.scheme else None
         if scheme is None and not (self.factor is self.scale is self.zero_point is None):
             return "the site stays float (scheme=None), so it cannot have a factor or scale"
+        if self.tokens is not None and (self.outliers or not (self.factor is self.scale is None)):
+            return "a product of experts (tokens is not None) has no factor, scale or outliers"
         if self.factor is not None and len(self.factor) != self.k:
             return f"factor has {len(self.factor)} elements, and K={self.k} needs {self.k}"
         if not _are_factors(factor := self.factor or ()):
@@ -105,9 +113,11 @@ class SiteRecipe:
             return "the site stays float (scheme=None), so it cannot have codes"
         if self.scheme.w.axes == PER_COLUMN:
             return f"{self.scheme} computes its factor from the weight: leave rounding=None"
-        if list(codes.shape) != [self.n, self.k]:
+        wanted = [self.n, self.k] if self.tokens is None else [len(self.tokens), self.n, self.k]
+        if list(codes.shape) != wanted:
+            form = "[N, K]" if self.tokens is None else f"[{len(self.tokens)}, N, K]"
             shape = list(codes.shape)
-            return f"its codes have shape {shape}, and N={self.n} K={self.k} needs [N, K]"
+            return f"its codes have shape {shape}, and N={self.n} K={self.k} needs {form}"
         top, w = 2 ** (self.scheme.w.bits - 1), self.scheme.w
         low, high = (int(codes.min()), int(codes.max())) if codes.numel() else (0, 0)
         least = -top + w.symmetric
@@ -168,6 +178,11 @@ class PinnedProduct:
 
     def __str__(self) -> str:
         return printable(f"{self.name}[{self.call}]" if self.call else self.name)
+
+
+def _are_counts(tokens: Any) -> bool:
+    whole = isinstance(tokens, tuple) and all(type(t) is int and t in _SIZES for t in tokens)
+    return tokens is None or whole
 
 
 def _is_number(value: Any) -> bool:

@@ -59,11 +59,13 @@ def pack(weight: Tensor, view: View, packing: Packing) -> Packed:
     """
     with torch.no_grad():
         w_nk, device = apply(view, weight.detach()), str(weight.device)
+        rounding = packing.rounding
+        codes = None if rounding is None else codes_of(w_nk, packing, rounding)
         if w_nk.ndim == 3:
-            return Packed(**expert_parts(w_nk, w_nk.shape[0], packing, w_nk.shape[2]))
+            return Packed(**expert_parts(w_nk, w_nk.shape[0], packing, w_nk.shape[2], codes))
         given = {n: c._replace(device=device).tensor() for n, c in packing.constants().items()}
-        if packing.rounding is not None:
-            given["codes"] = codes_of(w_nk, packing, packing.rounding)
+        if codes is not None:
+            given["codes"] = codes
         return Packed(**parts_of(w_nk, packing, given, w_nk.shape[1]))
 
 
