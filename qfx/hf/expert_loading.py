@@ -21,6 +21,7 @@ from transformers.core_model_loading import (
 )
 
 from qfx.files.expert_blocks import put_together
+from qfx.host.conversions import with_operations
 from qfx.host.gpu_build import has_kernel
 from qfx.host.tensors import is_distributed
 from qfx.nn.experts import Experts
@@ -125,7 +126,7 @@ def by_expert(conversions: Sequence[Any], wanted: Callable[[Any, str], bool]) ->
     """Returns the conversions of a model in which those that stack experts do so by `ByExpert`.
     `wanted`: whether a parameter of a model is to be quantized."""
     return [
-        _with_operations(each, [ByExpert(each.operations, wanted)]) if _stacks(each) else each
+        with_operations(each, [ByExpert(each.operations, wanted)]) if _stacks(each) else each
         for each in conversions
     ]
 
@@ -136,13 +137,8 @@ def without(conversions: Sequence[Any]) -> list[Any]:
     for each in conversions:
         first: Any = each.operations[0] if isinstance(each, WeightConverter) else None
         by = isinstance(first, ByExpert)
-        found.append(_with_operations(each, first.operations) if by else each)
+        found.append(with_operations(each, first.operations) if by else each)
     return found
-
-
-def _with_operations(converter: Any, operations: Sequence[Any]) -> Any:
-    patterns = converter._original_source_patterns, converter._original_target_patterns
-    return converter.copy(*patterns, operations=[*operations])
 
 
 def _stacks(conversion: Any) -> bool:

@@ -25,6 +25,7 @@ from qfx.hf.save_check import check_one_save, mark_save
 from qfx.hf.saved_model import PLACEHOLDERS, put_together, set_placeholders
 from qfx.hf.state_dict import marked_state, scheme_numbers
 from qfx.hf.tensor_parallel import LaterPlan, gathered, whole
+from qfx.host.conversions import change_conversions
 from qfx.io.errors import UserError
 from qfx.io.pages import trim
 from qfx.nn.embedding import Embedding
@@ -180,8 +181,7 @@ class QfxQuantizer(HfQuantizer):
             self.parallel.remove()
         self.found, self.hows, self.later, self.made = None, {}, set(), {}
         self.parallel, self.experts = None, ExpertLoading({})
-        if hasattr(model, "_weight_conversions"):
-            model._weight_conversions = without(model._weight_conversions)
+        change_conversions(model, without)
         untie(model, [name for name, _ in stored_linears(model)])
         notify_listeners(model)
         return model

@@ -15,9 +15,10 @@ from qfx.match.site import Site
 
 @dataclass(frozen=True)
 class ExpertRows:
-    """How the rows of a product belong to its E experts. With `offsets`, int32 [E]: rows [R, K] are
-    sorted, and those of each expert end there. With `numbers`, integers [R]: rows [R, 1, K] each
-    belong to the expert of this number. With neither: rows [E, M, K] in equal parts."""
+    """Tells which rows of a product belong to which of its E experts. With `offsets`, int32 [E]:
+    rows [R, K] are sorted, and those of each expert end there. With `numbers`, integers [R]: rows
+    [R, 1, K] each belong to the expert of this number. With neither: rows [E, M, K] in equal
+    parts."""
 
     offsets: fx.Node | None = None
     numbers: fx.Node | None = None

@@ -55,7 +55,7 @@ class ExpertBlock:
     inner: set[fx.Node]
 
 
-class _Slots(NamedTuple):
+class _SortedSlots(NamedTuple):
     """The slots of all tokens, sorted by expert. `chosen`: the expert of each slot [T, slots].
     `numbers`: the same, sorted. `order`: their places."""
 
@@ -87,7 +87,7 @@ def _product(node: fx.Node) -> Bound:
     return found
 
 
-def _slots(offsets: fx.Node) -> _Slots:
+def _slots(offsets: fx.Node) -> _SortedSlots:
     """Finds the sorted slots of which `offsets` are the ends."""
     experts = value(offsets).shape[0]
     total = _read(offsets, (torch.cumsum, ".cumsum"), "x", "dim", "dtype")
@@ -104,10 +104,10 @@ def _slots(offsets: fx.Node) -> _Slots:
     order = [n for n in both["x"].users if calls(n, *_TAKE) and n.args[1] == 1]
     if both["at"] != 0 or len(order) != 1:
         raise NoBlock(f"{numbers} is not sorted with its order")
-    return _Slots(_flattened(flat), numbers, order[0])
+    return _SortedSlots(_flattened(flat), numbers, order[0])
 
 
-def _tokens(rows: fx.Node, slots: _Slots) -> fx.Node:
+def _tokens(rows: fx.Node, slots: _SortedSlots) -> fx.Node:
     """Returns the tokens [T, K] of which `rows` are those of the sorted slots."""
     taken = _read(rows, _TAKE, "x", "at")
     divided = _read(taken["at"], _DIVIDE, "x", "by")
@@ -116,7 +116,7 @@ def _tokens(rows: fx.Node, slots: _Slots) -> fx.Node:
     return _matrix(taken["x"])
 
 
-def _biased(product: fx.Node, arguments: Bound, slots: _Slots) -> fx.Node:
+def _biased(product: fx.Node, arguments: Bound, slots: _SortedSlots) -> fx.Node:
     """Returns the outputs of a product with its bias, if one is added, which becomes an argument:
     the one of the expert of each row."""
     adds = [user for user in product.users if calls(user, *_ADD)]
@@ -135,7 +135,7 @@ def _biased(product: fx.Node, arguments: Bound, slots: _Slots) -> fx.Node:
     return product if in_place and not add.users else add
 
 
-def _sum(y: fx.Node, slots: _Slots) -> tuple[fx.Node, fx.Node]:
+def _sum(y: fx.Node, slots: _SortedSlots) -> tuple[fx.Node, fx.Node]:
     """Returns the weights of the slots, and the sum over the slots of each token of these times
     `y`."""
     weighted = _user(behind_casts(y), _MULTIPLY)
@@ -247,7 +247,7 @@ def _size(size: Any) -> Any:
     return value(size) if isinstance(size, fx.Node) else size
 
 
-def _count(slots: _Slots) -> Any:
+def _count(slots: _SortedSlots) -> Any:
     return value(slots.chosen).shape[1]
 
 

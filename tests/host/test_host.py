@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import inspect
 import linecache
+import tempfile
 import weakref
 from collections.abc import Callable
 from types import ModuleType
@@ -15,14 +16,17 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from torch import Tensor, fx, nn
 from torch._dynamo import exc
 from torch.autograd import forward_ad
+from transformers.core_model_loading import Concatenate, Transpose, WeightConverter
 
 import qfx.host
 from qfx.graph.capture import clone
 from qfx.host import (
     autograd,
+    conversions,
     distributed,
     dynamo,
     frame,
@@ -602,6 +606,26 @@ def transforms_are_seen() -> None:
     assert seen == [True] and not autograd.transforming()
 
 
+def weights_know_their_conversions() -> None:
+    converter = WeightConverter(["w1", "w3"], "up", operations=[Concatenate(dim=1)])
+    other = conversions.with_operations(converter, [Transpose(1, 2)])
+    assert [type(each) for each in other.operations] == [Transpose]
+    assert (other.source_patterns, other.target_patterns) == (
+        converter.source_patterns, converter.target_patterns
+    )  # fmt: skip
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**TINY))
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_pretrained(folder)
+        loaded = transformers.LlamaForCausalLM.from_pretrained(folder)
+    seen: list[Any] = []
+    conversions.change_conversions(loaded, lambda kept: seen.append(kept) or kept)
+    assert len(seen) == 1
+
+
+TINY: dict[str, Any] = {
+    "vocab_size": 8, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1,
+    "num_attention_heads": 1,
+}  # fmt: skip
 CANARIES: dict[ModuleType, dict[Callable[[], None], str]] = {
     frame: {
         frame_is_seen: "names of matmuls: skip, only, recipes and explain",
@@ -657,6 +681,9 @@ CANARIES: dict[ModuleType, dict[Callable[[], None], str]] = {
     source_text: {texts_are_where_they_were: "memory of source texts that nobody reads again"},
     gpu_build: {kernels_are_asked_of_the_dispatcher: "which devices run which schemes in int8"},
     operators: {operators_are_known: "matching operators, what they write, what has kernels"},
+    conversions: {
+        weights_know_their_conversions: "checkpoints of experts quantized while they are read"
+    },
     modules: {
         hooks_are_where_they_were: "quantize_ and prepare_qat of linears with hooks",
         checks_run_once: "state dicts are checked as a whole before any of it is taken",
