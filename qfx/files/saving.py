@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +27,8 @@ from qfx.io.atomic_write import Partial, naming, remove_partials, sync_folder, w
 from qfx.io.errors import UserError
 from qfx.io.folder_lock import locked, made_folder
 from qfx.io.recipe_files import RecipeFiles, current_recipe, one_of_two, settle, sweep_codes
+from qfx.nn.stacked_weight import StackedWeight
+from qfx.nn.stored_modules import Stored
 from qfx.values.recipe import Recipe
 
 SHARD_SIZE = 2_000_000_000
@@ -103,8 +105,17 @@ def _units(state: ModelState) -> list[dict[str, Tensor]]:
     return list(units.values())
 
 
-def _without_codes(recipe: Recipe, linears: Collection[str]) -> Recipe:
-    sites = (replace(s, rounding=None) if s.name in linears else s for s in recipe.sites)
+def _without_codes(recipe: Recipe, stored: Mapping[str, Stored]) -> Recipe:
+    """Returns the recipe without the codes of the weights that the files hold. Experts have names
+    of float parameters in recipes, and `up` and `down` in files."""
+    experts = {
+        name.rpartition(".")[0] for name, m in stored.items() if isinstance(m, StackedWeight)
+    }
+
+    def held(name: str) -> bool:
+        return name in stored or name.rpartition(".")[0] in experts
+
+    sites = (replace(s, rounding=None) if held(s.name) else s for s in recipe.sites)
     return replace(recipe, sites=tuple(sites))
 
 

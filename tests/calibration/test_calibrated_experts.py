@@ -15,6 +15,7 @@ import transformers.integrations.moe  # noqa: F401  (registers its operator)
 from torch import Tensor, nn
 
 import qfx
+import qfx.hf
 from qfx import Recipe, SiteRecipe
 from qfx.calibration.experts import LEAST_TOKENS, warn_of_unseen
 from qfx.calibration.gptq import Hessian, ordered, rounded_codes
@@ -28,7 +29,7 @@ from qfx.values.config import PRESETS, Config
 from qfx.values.rounding import Rounding
 from qfx.weights.recipe_codes import digest_for
 from tests.conftest import same_bits
-from tests.lib.experts_blocks import model_of
+from tests.lib.experts_blocks import IDS, model_of
 
 E, N, K = 4, 48, 64
 TOKENS = ((0, 30, 4, 50), (0, 30, 3, 0), (0, 0, 0, 20))  # of each batch, for each expert
@@ -276,6 +277,29 @@ def test_modules_take_the_recipe_of_a_model(mixture: Any) -> None:
         qfx.quantize_(changed, Config(recipe=recipe))
     after = dict(changed.named_parameters())
     assert all(torch.equal(p, after[name]) for name, p in before.items())
+
+
+def test_files_hold_the_codes_of_a_recipe_once(mixture: Any, tmp_path: Path) -> None:
+    """Those of `save`, which also hold the recipe, and checkpoints that are read by a recipe."""
+    ids = [IDS]
+    recipe = qfx.calibrate(
+        mixture, ids, Config(scheme="w4a8", minimum_gain=0), rounding="gptq", progress=False
+    )
+    assert all(site.rounding for site in recipe.sites if site.name in (UP, DOWN))
+    model = qfx.quantize_(copy.deepcopy(mixture), Config(recipe=recipe))
+    qfx.save(model, tmp_path / "saved", recipe=recipe)
+    kept = Recipe.load(tmp_path / "saved" / "recipe.json")
+    assert kept.sites and not any(site.rounding for site in kept.sites)
+    mixture.save_pretrained(tmp_path / "float")
+    recipe.save(tmp_path / "recipe.json")
+    config = qfx.hf.QfxConfig(recipe=str(tmp_path / "recipe.json"))
+    read = type(mixture).from_pretrained(tmp_path / "float", quantization_config=config)
+    experts = UP.rpartition(".")[0]
+    wanted: Any = model.get_submodule(experts)
+    for found in (read, qfx.load(tmp_path / "saved", copy.deepcopy(mixture))):
+        block: Any = found.get_submodule(experts)
+        assert torch.equal(block.up.packed, wanted.up.packed)
+        assert torch.equal(block.down.packed, wanted.down.packed)
 
 
 def recipe_for(model: Any, **entries: Any) -> Recipe:
