@@ -24,7 +24,7 @@ from qfx.graph.capture import value
 from qfx.graph.patterns import Bound, calls
 from qfx.graph.writes import written_inputs
 from qfx.ops.expert_gates import ExpertGate
-from qfx.rewriting.gate_regions import NoBlock, behind_casts, gate_between, uncast
+from qfx.rewriting.gate_regions import NoBlock, behind_casts, gate_between, shape_of, uncast
 from qfx.rewriting.notation import pattern
 
 _PRODUCT = pattern(
@@ -147,7 +147,7 @@ def _sum(y: fx.Node, slots: _SortedSlots) -> tuple[fx.Node, fx.Node]:
     if taken["at"] is not slots.order or not _is_inverse(back.args[1], slots.order, back):
         raise NoBlock("its outputs are not weighted and sorted back by slot")
     viewed = _user(back, _VIEW)
-    shape, summed = value(viewed).shape, _user(behind_casts(viewed), (torch.sum, ".sum"))
+    shape, summed = shape_of(viewed), _user(behind_casts(viewed), (torch.sum, ".sum"))
     if len(shape) != 3 or not _equal(shape[1], _count(slots)):
         raise NoBlock(f"{viewed} does not have a dimension of slots")
     how = _read(summed, (torch.sum, ".sum"), "x", "dim")

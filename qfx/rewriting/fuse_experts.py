@@ -65,8 +65,8 @@ def _unchanged(block: ExpertBlock) -> ExpertBlock:
 
 def _emit(graph: fx.Graph, block: ExpertBlock) -> None:
     up, down, end = block.up, block.down, block.end
-    dtype = value(up["x"]).dtype
-    values = {"expert": block.index, "routing": block.routing, "out_dtype": value(end).dtype}
+    dtype, out_dtype = _dtype(up["x"]), _dtype(end)
+    values = {"expert": block.index, "routing": block.routing, "out_dtype": out_dtype}
     values |= {"up": up["weight"], "up_layout": up["layout"], "up_bias": up["bias"]}
     values |= {"down": down["weight"], "down_layout": down["layout"], "down_bias": down["bias"]}
     values |= {"code": up["code"], "down_code": down["code"]} | block.gate._asdict()
@@ -80,8 +80,15 @@ def _emit(graph: fx.Graph, block: ExpertBlock) -> None:
     _erase(graph, block.inner)
 
 
+def _dtype(node: fx.Node) -> torch.dtype:
+    found = value(node)
+    if found is None:
+        raise NoBlock(f"the dtype of {node} is not known")
+    return found.dtype  # type: ignore[no-any-return]
+
+
 def _in(graph: fx.Graph, node: fx.Node, dtype: torch.dtype) -> fx.Node:
-    same = value(node).dtype == dtype
+    same = _dtype(node) == dtype
     return node if same else emit(graph, torch.ops.aten.to.dtype, (node, dtype), f"{node}_cast")
 
 

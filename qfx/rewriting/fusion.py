@@ -4,7 +4,8 @@
 
 The rules are tried in order on every node, and the first that applies is used. If a rule fits and
 is refused, the plan says why. Then linears with the same input become one call
-(`qfx.rewriting.shared_inputs`). On a GPU Inductor fuses the code between operators: there a
+(`qfx.rewriting.shared_inputs`), and so does a whole block of experts, which has bits of its own
+(`qfx.rewriting.fuse_experts`). On a GPU Inductor fuses the code between operators: there a
 quantization without a rotation becomes the aten operators of `qfx.rewriting.aten_quantization`, and
 `linear` reads its codes (docs/decisions/0013-quantization-on-cuda-is-aten.md).
 """

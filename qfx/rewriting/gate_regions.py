@@ -37,10 +37,19 @@ def behind_casts(node: fx.Node) -> fx.Node:
     return node
 
 
+def shape_of(node: fx.Node) -> tuple[Any, ...]:
+    """Returns the shape of a tensor of the graph. Raises NoBlock if the capture did not record
+    it."""
+    found = value(node)
+    if not isinstance(found, Tensor):
+        raise NoBlock(f"the shape of {node} is not known")
+    return tuple(found.shape)
+
+
 def gate_between(u: fx.Node, h: fx.Node) -> ExpertGate:
     """Returns the gate by which `h` [R, I] is computed from outputs `u` of the first product.
     Raises NoBlock if it is none, or if `h` depends on anything else."""
-    wide, narrow = (value(node).shape[-1] for node in (u, h))
+    wide, narrow = (shape_of(node)[-1] for node in (u, h))
     if wide not in (narrow, 2 * narrow):
         raise NoBlock(f"{wide} outputs of a product become {narrow} inputs of the next")
     nodes = [*reversed(list(_between(u, h)))]
