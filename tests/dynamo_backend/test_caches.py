@@ -88,10 +88,10 @@ print(json.dumps(found))
 """
 ANOTHER_FORMULA = """
 
-_exact = _input_gradient
+_exact = input_gradient
 
 
-def _input_gradient(ctx, saved, g):
+def input_gradient(ctx, saved, g):
     dx, step = _exact(ctx, saved, g)
     w_hat = _weight(ctx, saved, g.dtype)
     return torch.addmm(dx, g, w_hat, beta=0, alpha=2), step  # 2 dx, without C++ to generate

@@ -164,5 +164,5 @@ def test_codes_that_do_not_fit(phrase: str) -> None:
 
 @pytest.mark.parametrize("codes", [torch.ones(2, 2), torch.ones(2, dtype=torch.int8)], ids=str)
 def test_codes_are_a_matrix_of_int8(codes: Tensor) -> None:
-    with pytest.raises(ValueError, match=r"expected int8 \[N, K\] on the CPU"):
+    with pytest.raises(ValueError, match=r"expected int8 \[N, K\] or \[E, N, K\] on the CPU"):
         Rounding("a", "gptq", "", codes)
