@@ -28,8 +28,8 @@ import torch
 from torch import Tensor
 
 from qfx.io.errors import UserError, printable
+from qfx.io.huge_pages import Room
 from qfx.io.safe_read import first_bytes, missing_as_os_error, opened, parsed
-from qfx.weights.huge_pages import Room
 
 DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor, nn
 
 from qfx.host.tensors import has_values
+from qfx.io.huge_pages import Room, are_scattered
 from qfx.io.pages import trim
 from qfx.nn.loading import StoredModule
 from qfx.nn.stored_modules import stored_linears
-from qfx.weights.huge_pages import Room, are_scattered
 
 
 def make_contiguous(model: nn.Module) -> None:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from qfx.graph.activations import activate
+from qfx.io.huge_pages import Room, huge_page_size, into_huge_pages
 from qfx.ops.layout import Layout
 from qfx.ops.linear import linear, linear_dynamic
 from qfx.ops.quantize import quantize
@@ -22,14 +23,28 @@ def stack_packed(weights: Iterable[Tensor], experts: int) -> Tensor:
     """Returns the packed weights of so many experts, all of one layout, as one tensor int8 [E,
     bytes].
 
-    `weights` are read one after the other, so that no more than one exists besides the result.
+    `weights` are read one after the other, so that no more than one exists besides the result. On
+    the CPU that is in huge pages, where the system has them, because calls read parts of it.
     """
     stacked = torch.empty(0, 0, dtype=torch.int8, device="cpu")
     for e, weight in enumerate(weights):
         if e == 0:
-            stacked = weight.new_empty(experts, weight.numel())
+            stacked = _new_stack(weight, experts)
         stacked[e] = weight
+    if _has_memory(stacked):
+        into_huge_pages([(stacked.data_ptr(), stacked.nbytes)])  # memory that was used before
     return stacked
+
+
+def _new_stack(weight: Tensor, experts: int) -> Tensor:
+    shape, size = (experts, weight.numel()), huge_page_size()
+    if _has_memory(weight) and 0 < size <= experts * weight.numel():
+        return Room(experts * weight.numel()).empty(shape, torch.int8)
+    return weight.new_empty(shape)
+
+
+def _has_memory(t: Tensor) -> bool:
+    return type(t) is Tensor and t.device.type == "cpu"
 
 
 @reference

@@ -14,11 +14,11 @@ from torch import Tensor
 
 from qfx._C import Program
 from qfx.host.tensors import tree_leaves, tree_map
+from qfx.io.huge_pages import into_huge_pages
 from qfx.programs.bytecode import contiguous_strides
 from qfx.programs.inputs import NOTHING, Bound, View, addresses_of
 from qfx.programs.memory import Region, RegionKind
 from qfx.programs.streaming import Streaming
-from qfx.weights.huge_pages import into_huge_pages
 
 
 class Run(NamedTuple):

@@ -66,7 +66,7 @@ LOOKS: dict[str, tuple[Callable[[ast.AST], bool], dict[str, str]]] = {
             "programs.serialization": RUNS,
             "files.tensor_file": BYTES,
             "weights.offload": BYTES,
-            "weights.huge_pages": BYTES,
+            "io.huge_pages": BYTES,
             "nn.embedding_weight": "has an address as any table",
             "nn.weight_attributes": "has an address for whoever tells tied parameters by it",
         },

@@ -10,8 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qfx.weights import huge_pages
-from qfx.weights.huge_pages import Room, _runs, into_huge_pages
+from qfx.io import huge_pages
+from qfx.io.huge_pages import Room, _runs, into_huge_pages
 
 SIZE = 1 << 21
 BLOCKS = st.lists(
