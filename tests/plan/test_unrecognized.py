@@ -11,7 +11,9 @@ import torch
 import transformers
 from torch import Tensor, nn
 
+import qfx
 from tests.lib.decoders import decoder, ids
+from tests.lib.experts_blocks import block_of, routed
 
 K = 32
 
@@ -68,6 +70,17 @@ def test_kinds_that_have_no_int8_are_named(row: str) -> None:
     make, inputs, kind = MOSTLY_FLOAT[row]
     (warning,) = said(make(), inputs)
     assert f"since qfx has no int8 for them: {kind}" in warning
+
+
+def test_biases_of_int8_experts_are_no_weights() -> None:
+    """They are matrices [E, N], which the operator of a block adds."""
+    block = qfx.nn.Experts.from_float(block_of("gpt-oss"))
+
+    def run(x: Tensor) -> Tensor:
+        y: Tensor = block(x, *routed()[1:])
+        return y
+
+    assert said(run, routed()[0]) == []
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
