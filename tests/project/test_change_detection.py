@@ -67,6 +67,7 @@ LOOKS: dict[str, tuple[Callable[[ast.AST], bool], dict[str, str]]] = {
             "files.tensor_file": BYTES,
             "weights.offload": BYTES,
             "io.huge_pages": BYTES,
+            "ops.experts": BYTES,
             "nn.embedding_weight": "has an address as any table",
             "nn.weight_attributes": "has an address for whoever tells tied parameters by it",
         },
