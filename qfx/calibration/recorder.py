@@ -14,7 +14,7 @@ from qfx.graph.views import View, apply
 from qfx.match.experts import ExpertProduct
 from qfx.match.selection import SiteKey
 from qfx.match.site import Site
-from qfx.ops.expert_rows import SortedRows, by_number, in_equal_parts
+from qfx.ops.expert_rows import SortedRows
 
 
 class RowsOfExpert(NamedTuple):
@@ -78,18 +78,11 @@ class Recorder(fx.Interpreter):
                 self.observed(sites, x)
         if n in self.products:
             key, found = self.products[n]
-            given = self._sorted(found)
+            x = apply(found.site.x_view, self.env[found.site.x])
+            given = found.sorted(x, self.env.__getitem__)
             rows = expert_rows(key, found.site, given.offsets.tolist())
             self.observed_experts(rows, given)
         return super().run_node(n)
-
-    def _sorted(self, found: ExpertProduct) -> SortedRows:
-        x, rows = apply(found.site.x_view, self.env[found.site.x]), found.rows
-        if rows.offsets is not None:
-            return SortedRows(x, self.env[rows.offsets])
-        if rows.numbers is None:
-            return in_equal_parts(x, found.experts)
-        return by_number(x, self.env[rows.numbers], found.experts)
 
     def observed(self, sites: list[tuple[SiteKey, Site]], x: Tensor) -> None:
         raise NotImplementedError

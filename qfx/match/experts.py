@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import fx
@@ -11,6 +13,7 @@ from qfx.graph.capture import value
 from qfx.graph.views import View, apply
 from qfx.match.base import Match
 from qfx.match.site import Site
+from qfx.ops.expert_rows import SortedRows, by_number, in_equal_parts
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,15 @@ class ExpertProduct(Match):
     @property
     def float_type(self) -> torch.dtype:
         return self.site.float_type
+
+    def sorted(self, x: Any, read: Callable[[fx.Node], Any]) -> SortedRows:
+        """Returns the rows of `x`, to which the view of the site was applied, sorted by expert.
+        `read`: returns the value of a node, a tensor or a traced value, as `x` is."""
+        if self.rows.offsets is not None:
+            return SortedRows(x, read(self.rows.offsets))
+        if self.rows.numbers is None:
+            return in_equal_parts(x, self.experts)
+        return by_number(x, read(self.rows.numbers), self.experts)
 
     def recording(self) -> ExpertProduct:
         return replace(self, trains=True, site=self.site.recording())

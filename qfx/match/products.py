@@ -94,10 +94,10 @@ def einsum_product(node: fx.Node, equation: str, a: Any, b: Any) -> Product | st
     }
     if not plain or not complete or (len(rows), len(columns), len(summed)) != (1, 1, 1):
         return f"einsum {equation!r} of two activations is no batched matmul"
-    back = _order("".join([*batch, *rows, *columns]), list(out))
+    back = permuted("".join([*batch, *rows, *columns]), list(out))
     views = (
-        _order(sides[0], [*batch, *rows, *summed]),
-        _order(sides[1], [*batch, *columns, *summed]),
+        permuted(sides[0], [*batch, *rows, *summed]),
+        permuted(sides[1], [*batch, *columns, *summed]),
         (*back, ("contiguous", ())) if back else back,
     )
     sizes = [_size(side, operand, summed[0]) for side, operand in zip(sides, (a, b), strict=True)]
@@ -123,6 +123,6 @@ def added_product(node: fx.Node, arguments: dict[str, Any]) -> Product | str:
     return replace(found, alpha=float(alpha), beta=float(beta), added=added)
 
 
-def _order(axes: str, wanted: list[str]) -> View:
+def permuted(axes: str, wanted: list[str]) -> View:
     order = tuple(axes.index(c) for c in wanted)
     return () if order == tuple(range(len(order))) else (("permute", (order,)),)

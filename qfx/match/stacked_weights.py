@@ -20,6 +20,7 @@ from qfx.graph.views import Step, View, constant_behind
 from qfx.host.tensors import statically
 from qfx.match.contractions import Operands, is_weight, labels
 from qfx.match.experts import ExpertRows
+from qfx.match.products import permuted
 from qfx.ops.forms import EXPERTS
 
 _SWAPS = (".transpose", torch.transpose, ".swapaxes", ".swapdims", ".mT")
@@ -117,7 +118,7 @@ def contracted(
     back = _back(rows, sizes, out, [stacked[0], *rows, columns[0]])
     if back is None:
         return None
-    x_view = _flat(_permuted(x_axes, [stacked[0], *rows, summed[0]]), len(rows))
+    x_view = _flat(permuted(x_axes, [stacked[0], *rows, summed[0]]), len(rows))
     last = (w_axes.index(summed[0]) == 1) != stack.swapped
     w_view: View = (("transpose", (-1, -2)),) if last else ()
     kind = ExpertRows(numbers=stack.numbers)
@@ -138,11 +139,6 @@ def _fit(x: Any, x_axes: str, stack: Stack, w_axes: str, shared: tuple[str, str]
     return all(statically(a == b) for a, b in pairs)
 
 
-def _permuted(axes: str, wanted: list[str]) -> View:
-    order = tuple(axes.index(a) for a in wanted)
-    return () if order == tuple(range(len(order))) else (("permute", (order,)),)
-
-
 def _flat(view: View, rows: int) -> View:
     """Returns the view with one axis of rows after the first."""
     if rows == 1:
@@ -160,5 +156,5 @@ def _back(rows: list[str], sizes: list[Any], out: str, made: list[str]) -> View 
         if known.count(-1) > 1:
             return None
         view = (("unflatten", (1, known)),) if rows else (("squeeze", (1,)),)
-    moved = _permuted("".join(made), list(out))
+    moved = permuted("".join(made), list(out))
     return (*view, *moved, ("contiguous", ())) if moved else view

@@ -24,7 +24,6 @@ from qfx.match.experts import ExpertProduct
 from qfx.match.operator_calls import OwnCall
 from qfx.match.products import Product
 from qfx.match.site import Site
-from qfx.ops.expert_rows import SortedRows, by_number, in_equal_parts
 from qfx.ops.forms import EXPERTS, of_scheme
 from qfx.ops.guard_counts import GuardCount, taken
 from qfx.ops.single_tensors import sqnr
@@ -186,7 +185,8 @@ class SideBySide(fx.Interpreter):
     def _run_experts(self, found: ExpertProduct, entry: Entry, result: Tensor) -> None:
         assert entry.scheme is not None
         site, block = found.site, entry.scheme.block(found.k)
-        given = self._sorted(found)
+        x = apply(found.site.x_view, self.env[found.site.x])
+        given = found.sorted(x, self.env.__getitem__)
         x, ends = given.rows, given.offsets
         w_enk = apply(site.view, self._constant(site.weight).detach())
         weight = pack(w_enk, (), packing_of(entry, entry.scheme, found.k)).weight
@@ -202,14 +202,6 @@ class SideBySide(fx.Interpreter):
         exact, count = in_float(), places[-1]  # the rows after these are of no expert
         error = sqnr(torch.cat(exact), EXPERTS(values)[:count]) if exact else None
         self.measured[found.node] = SiteMeasurement(error, float_s, int8_s)
-
-    def _sorted(self, found: ExpertProduct) -> SortedRows:
-        x, rows = apply(found.site.x_view, self.env[found.site.x]), found.rows
-        if rows.offsets is not None:
-            return SortedRows(x, self.env[rows.offsets])
-        if rows.numbers is None:
-            return in_equal_parts(x, found.experts)
-        return by_number(x, self.env[rows.numbers], found.experts)
 
     def _constant(self, node: fx.Node) -> Tensor:
         if self.constants[node] is None:  # it stands later in the graph

@@ -75,6 +75,10 @@ def block_of(first: fx.Node, last: fx.Node) -> ExpertBlock:
     gate = gate_between(u, uncast(down["x"]))
     x = _tokens(uncast(up["x"]), slots)
     routing, end = _sum(y, slots)
+    tokens, slots_of_each = value(slots.chosen).shape
+    pairs = [*zip(value(routing).shape, (tokens, slots_of_each), strict=True)]
+    if not all(_equal(a, b) for a, b in [*pairs, (value(x).shape[0], tokens)]):
+        raise NoBlock(f"{x}, {slots.chosen} and {routing} are not of the same tokens")
     weights = {product[name] for product in (up, down) for name in ("weight", "bias")}
     inner = _inner(end, {x, slots.chosen, routing, *weights})
     return ExpertBlock(last, end, x, slots.chosen, routing, up, down, gate, inner)
@@ -92,11 +96,8 @@ def _slots(offsets: fx.Node) -> _SortedSlots:
     experts = value(offsets).shape[0]
     total = _read(offsets, (torch.cumsum, ".cumsum"), "x", "dim", "dtype")
     counts = _read(total["x"], (torch.histc, ".histc"), "x", "bins", "min", "max")
-    if total["dim"] != 0 or [counts[n] for n in ("bins", "min", "max")] != [
-        experts,
-        0,
-        experts - 1,
-    ]:
+    bins = (counts["bins"], counts["min"], counts["max"])
+    if total["dim"] != 0 or bins != (experts, 0, experts - 1):
         raise NoBlock(f"{offsets} does not count the slots of {experts} experts")
     numbers = uncast(counts["x"])
     both = _read(numbers, _TAKE, "x", "at")
@@ -148,8 +149,9 @@ def _sum(y: fx.Node, slots: _SortedSlots) -> tuple[fx.Node, fx.Node]:
         raise NoBlock("its outputs are not weighted and sorted back by slot")
     viewed = _user(back, _VIEW)
     shape, summed = shape_of(viewed), _user(behind_casts(viewed), (torch.sum, ".sum"))
-    if len(shape) != 3 or not _equal(shape[1], _count(slots)):
-        raise NoBlock(f"{viewed} does not have a dimension of slots")
+    wanted = (*value(slots.chosen).shape, shape_of(y)[-1])
+    if len(shape) != 3 or not all(map(_equal, shape, wanted)):
+        raise NoBlock(f"{viewed} is not [T, slots, N]")
     how = _read(summed, (torch.sum, ".sum"), "x", "dim")
     if how["dim"] not in (1, [1], (1,)):
         raise NoBlock(f"{summed} is no sum over slots")
@@ -207,9 +209,7 @@ def _read(node: Any, targets: tuple[Any, ...], *names: str) -> Bound:
     """Returns the arguments of a call of one of `targets` by these names, None for those that it
     does not have. Raises NoBlock for any other node, and for arguments of other names."""
     if not calls(node, *targets) or len(node.args) > len(names):
-        raise NoBlock(
-            f"{node} is no {str(getattr(targets[0], '__name__', targets[0])).lstrip('.')}"
-        )
+        raise NoBlock(f"{node} is no {_name(targets)}")
     given = {"x" if name == "input" else name: a for name, a in node.kwargs.items()}
     if unknown := given.keys() - set(names):
         raise NoBlock(f"{node} has an argument {min(unknown)}")

@@ -14,7 +14,6 @@ from torch import fx
 
 from qfx.graph.views import emit_view
 from qfx.match.experts import ExpertProduct
-from qfx.ops.expert_rows import SortedRows, by_number, in_equal_parts
 from qfx.ops.forms import EXPERTS, EXPERTS_STE, of_scheme, ste_code
 from qfx.ops.lowering import Circumstance, lower
 from qfx.ops.packing import Packing
@@ -36,7 +35,7 @@ def multiply_experts(
     with node.graph.inserting_before(node):
         x = emit_view(site.x_view, results.get(site.x, site.x))
         tracer = fx.proxy.GraphAppendingTracer(node.graph)
-        given = _sorted(found, tracer.proxy(x))
+        given = found.sorted(tracer.proxy(x), tracer.proxy)
         values: dict[str, Any] = {"x": given.rows.node, "offsets": given.offsets.node}
         values |= {"weight": packed, "bias": None, "activation": "none"}
         values |= {"out_dtype": site.out_dtype or torch.float32}
@@ -54,16 +53,6 @@ def multiply_experts(
     node.replace_all_uses_with(y)
     node.graph.erase_node(node)
     return y
-
-
-def _sorted(found: ExpertProduct, x: Any) -> SortedRows:
-    """Emits what sorts the rows of x by expert. Takes and returns traced values."""
-    rows, trace = found.rows, x.tracer.proxy
-    if rows.offsets is not None:
-        return SortedRows(x, trace(rows.offsets))
-    if rows.numbers is None:
-        return in_equal_parts(x, found.experts)
-    return by_number(x, trace(rows.numbers), found.experts)
 
 
 def _of_training(found: ExpertProduct, scheme: Scheme, values: Mapping[str, Any]) -> dict[str, Any]:

@@ -49,7 +49,7 @@ def _of_same_rows(graph: fx.Graph) -> list[list[fx.Node]]:
 
 def _two(products: list[fx.Node]) -> tuple[fx.Node, fx.Node]:
     if len(products) != 2:
-        raise NoBlock(f"{len(products)} products have its rows, not 2")
+        raise NoBlock(f"its rows have {len(products)} products of experts, a block has 2")
     return products[0], products[1]
 
 

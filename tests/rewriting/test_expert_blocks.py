@@ -98,7 +98,8 @@ class Block(nn.Module):
         y = fallback(h, self.down.mT, self.part("ends", lambda e: e, ends))
         self.part("between", lambda x: None, x)
         y = y * self.part("weight", lambda r, o: r.flatten()[o][:, None], routing, order)
-        y = y[self.part("back", torch.argsort, order)].reshape(-1, slots, H)
+        y = y[self.part("back", torch.argsort, order)]
+        y = self.part("view", lambda y, s: y.reshape(-1, s, H), y, slots)
         return self.part("sum", lambda y, u: y.sum(1), y, u)
 
 
@@ -123,10 +124,11 @@ APART: dict[str, tuple[dict[str, Callable[..., Any]], str]] = {
     "other tokens": ({"token": lambda o, s: o % (24 // s)}, "is no floordiv"),
     "the tokens of other slots": ({"token": lambda o, s: o // 3}, "not the tokens"),
     "transposed slots": ({"flat": lambda t: t.T.reshape(-1)}, "not the tokens"),
+    "halves of outputs": ({"view": lambda y, s: y.reshape(-1, s, H // 2)}, "is not [T, slots, N]"),
     "another order": ({"back": lambda o: o}, "sorted back"),
     "weights by expert": ({"weight": lambda r, o: r.flatten()[:, None]}, "getitem"),
     "x that is written": ({"between": _written}, "may write to what it reads"),
-    "offsets of others": ({"ends": lambda e: e.clone()}, "1 products have its rows"),
+    "offsets of others": ({"ends": lambda e: e.clone()}, "its rows have 1 products"),
 }  # fmt: skip
 
 

@@ -130,6 +130,20 @@ def test_sizes_may_stay_open(name: str) -> None:
     assert len(kept) == 1 and "1 of 1 matmuls in int8" in str(kept[0][1])
 
 
+@pytest.mark.parametrize("name", ["bmm", "left", "heads", "chosen"])
+def test_gradients_are_near_those_of_floats(name: str) -> None:
+    """They pass straight through to x and to the weights, also of matrices that nobody chose."""
+    model, x = Stacked(WAYS[name]), torch.randn(WAYS[name].x, requires_grad=True)
+    torch.compiler.reset()
+    compiled = torch.compile(model, backend="qfx", options={"minimum_gain": 0}, fullgraph=True)
+    leaves = (x, model.weight)
+    exact = torch.autograd.grad(model(x, IDS).square().sum(), leaves)
+    found = torch.autograd.grad(compiled(x, IDS).square().sum(), leaves)
+    for each, wanted in zip(found, exact, strict=True):
+        error = (each - wanted).norm() / wanted.norm()
+        assert 0 < error < 0.03, error
+
+
 # matmuls with a stack of weights that are no products of experts: two activations, as before
 OTHERS: dict[str, tuple[tuple[int, ...], Call]] = {
     "broadcast": ((1, M, K), lambda x, w, i: x @ w),
