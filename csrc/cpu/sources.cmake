@@ -57,8 +57,11 @@ set(QFX_CPU_SOURCES
   kernels/selfcheck_lowbit.cpp
   kernels/selfcheck_strips.cpp
   program/caches.cpp
+  program/experts.cpp
+  program/float_linear.cpp
   program/floats.cpp
   program/linears.cpp
+  program/routing.cpp
   program/data_movement.cpp
   program/operand.cpp
   program/program.cpp)

@@ -15,8 +15,10 @@ from torch import Tensor, fx
 
 import qfx.programs.caches
 import qfx.programs.data_movement
+import qfx.programs.experts
 import qfx.programs.linears
-import qfx.programs.pointwise  # noqa: F401  (rows of the table)
+import qfx.programs.pointwise
+import qfx.programs.routing  # noqa: F401  (rows of the table)
 from qfx._C import Program
 from qfx.graph.capture import clone
 from qfx.host.operators import OpOverload, schema

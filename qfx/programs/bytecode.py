@@ -23,7 +23,8 @@ ELEMENTS = {
 }
 # In the order of csrc/cpu/program/instruction.h and floats.cpp.
 OPERATIONS = (
-    "copy", "unary", "binary", "mean", "embedding", "linear", "kv_write", "kv_attention",
+    "copy", "unary", "binary", "mean", "sum", "embedding", "linear", "kv_write", "kv_attention",
+    "where", "float_linear", "softmax", "top_k", "gather", "scatter", "experts",
 )  # fmt: skip
 UNARY = (
     "neg", "abs", "reciprocal", "sqrt", "rsqrt", "exp", "tanh", "sigmoid", "silu", "gelu",

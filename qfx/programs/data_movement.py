@@ -14,12 +14,13 @@ from qfx.programs.emit import EMIT, Emitter, Outside, argument
 
 aten = torch.ops.aten
 _WIDENED = (torch.int64, torch.bool, torch.uint8, torch.bfloat16, torch.float16)
-_CONVERSIONS = {(torch.float32, given) for given in _WIDENED}
+_TO_FLOAT = {(torch.float32, given) for given in _WIDENED}
+CONVERSIONS = (aten.to.dtype, aten.to.device, aten.to.dtype_layout, TO_COPY)
 
 
 def _copy(e: Emitter, node: fx.Node) -> None:
     source, out = e.of(node.args[0], None), e.of(node, None)
-    if out.dtype != source.dtype and (out.dtype, source.dtype) not in _CONVERSIONS:
+    if out.dtype != source.dtype and (out.dtype, source.dtype) not in _TO_FLOAT:
         raise Outside
     if out.sizes != source.sizes:
         out = out.viewed(source.sizes)
@@ -106,7 +107,7 @@ EMIT |= {
 EMIT |= {
     copy: _copy
     for copy in (
-        aten.to.dtype, aten.to.device, aten.to.dtype_layout, TO_COPY,
-        aten.clone.default, aten.contiguous.default, aten.reshape.default, aten.flatten.using_ints,
+        *CONVERSIONS, aten.clone.default, aten.contiguous.default, aten.reshape.default,
+        aten.flatten.using_ints,
     )
 }  # fmt: skip

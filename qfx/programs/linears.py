@@ -62,7 +62,7 @@ def _linear_args(
         if end is not node:
             e.ends[node], result = end, e.values[end]
     added = [0] if bias is None else [1, e.whole(bias)]
-    packed = _constant(e, weight, torch.int8)
+    packed = constant(e, weight, torch.int8)
     return (e.of_value(result), *added, list(ACTIVATIONS).index(activation), packed)
 
 
@@ -79,7 +79,7 @@ def _activated(node: fx.Node, activation: str) -> tuple[fx.Node, str]:
     return node, activation
 
 
-def _constant(e: Emitter, node: Any, dtype: torch.dtype) -> Operand:
+def constant(e: Emitter, node: Any, dtype: torch.dtype) -> Operand:
     """Returns the operand of a value that is known when the program is made."""
     found = e.of(node, dtype)
     if found.region.kind is not RegionKind.CONSTANT or not found.contiguous:

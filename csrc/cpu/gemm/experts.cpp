@@ -220,6 +220,23 @@ class Passing {
 
 }  // namespace
 
+UsedExperts used_experts(std::span<const int64_t> expert, int64_t count) {
+  const auto exists = [&](int64_t e) { return e >= 0 && e < count; };
+  std::vector<int32_t> place_of(count, -1);
+  for (const int64_t e : expert) {
+    if (exists(e)) place_of[e] = 0;
+  }
+  UsedExperts used;
+  for (int64_t e = 0; e < count; ++e) {
+    if (place_of[e] < 0) continue;
+    place_of[e] = static_cast<int32_t>(used.number.size());
+    used.number.push_back(e);
+  }
+  used.place.reserve(expert.size());
+  for (const int64_t e : expert) used.place.push_back(exists(e) ? place_of[e] : -1);
+  return used;
+}
+
 void linear_of_experts(const Kernels& kernels, const QuantizedFloats& from,
                        std::span<const ExpertRows> experts) {
   thread_local Scratch scratch;

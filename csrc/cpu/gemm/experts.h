@@ -2,6 +2,7 @@
 #pragma once
 
 #include <span>
+#include <vector>
 
 #include "cpu/gemm/gate.h"
 #include "cpu/gemm/linear.h"
@@ -18,6 +19,14 @@ struct ExpertRows {
 // Rows are quantized as they come, and meet the weight of their expert. (X1)
 void linear_of_experts(const Kernels& kernels, const QuantizedFloats& from,
                        std::span<const ExpertRows> experts);
+
+// Which of `count` experts slots go to.
+struct UsedExperts {
+  std::vector<int64_t> number;  // of each place, in their order
+  std::vector<int32_t> place;   // of each slot; -1 where its number is none of an expert
+};
+
+UsedExperts used_experts(std::span<const int64_t> expert, int64_t count);
 
 // The weights of an expert, and their biases [n] or null.
 struct ExpertWeights {

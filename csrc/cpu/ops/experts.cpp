@@ -4,6 +4,7 @@
 #include <cstring>
 #include <deque>
 #include <limits>
+#include <span>
 #include <vector>
 
 #include "cpu/kernels/dispatch.h"
@@ -157,30 +158,13 @@ Gate::Order order_of(const char* op, const std::string& name) {
   return Gate::Order::kInterleaved;
 }
 
-// The places of the slots' experts among those that are used, in the order of their numbers.
-struct UsedExperts {
-  std::vector<int64_t> number;  // of each place
-  std::vector<int32_t> place;   // of each slot, or -1
-};
-
-UsedExperts used_experts(const char* op, const Tensor& expert, int64_t count) {
-  const int64_t* id = static_cast<const int64_t*>(expert.const_data_ptr());
-  std::vector<int32_t> place_of(count, -1);
-  for (int64_t i = 0; i < expert.numel(); ++i) {
-    STD_TORCH_CHECK(id[i] >= 0, op, ": expert has ", id[i], ", expected numbers from 0 on");
-    if (id[i] < count) place_of[id[i]] = 0;
+UsedExperts used_by(const char* op, const Tensor& expert, int64_t count) {
+  const std::span id(static_cast<const int64_t*>(expert.const_data_ptr()),
+                     static_cast<size_t>(expert.numel()));
+  for (const int64_t e : id) {
+    STD_TORCH_CHECK(e >= 0, op, ": expert has ", e, ", expected numbers from 0 on");
   }
-  UsedExperts used;
-  for (int64_t e = 0; e < count; ++e) {
-    if (place_of[e] < 0) continue;
-    place_of[e] = static_cast<int32_t>(used.number.size());
-    used.number.push_back(e);
-  }
-  used.place.resize(expert.numel());
-  for (int64_t i = 0; i < expert.numel(); ++i) {
-    used.place[i] = id[i] < count ? place_of[id[i]] : -1;
-  }
-  return used;
+  return used_experts(id, count);
 }
 
 // As float32: its own memory, or this.
@@ -239,7 +223,7 @@ Tensor experts_of_tokens(Tensor x, Tensor expert, Tensor routing, Tensor up,
   expert = made_contiguous(expert);
   routing = made_contiguous(routing);
   if (size.rows == 0 || downs.n() == 0) return empty_on_cpu({size.rows, downs.n()}, out_dtype);
-  const UsedExperts used = used_experts(op, expert, ups.count());
+  const UsedExperts used = used_by(op, expert, ups.count());
   x = made_contiguous(x);
   Tensor y = empty_on_cpu({size.rows, downs.n()}, out_dtype);
   std::vector<ExpertWeights> weights;

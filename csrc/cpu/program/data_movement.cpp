@@ -1,4 +1,4 @@
-// Copies, means along the last axis, and rows looked up in a table.
+// Copies, sums and means along the last axis, and rows looked up in a table.
 #include <bit>
 #include <cstring>
 
@@ -51,10 +51,12 @@ float sum_of(const float* x, int64_t n) {
   return total;
 }
 
-struct Means final : Instruction {
+// Each over `divisor`.
+struct Sums final : Instruction {
   Operand out, x;
+  float divisor;
 
-  Means(const Operand& out, const Operand& x) : out(out), x(x) {}
+  Sums(const Operand& out, const Operand& x, float divisor) : out(out), x(x), divisor(divisor) {}
 
   double work() const override { return static_cast<double>(x.elements()); }
 
@@ -63,7 +65,7 @@ struct Means final : Instruction {
     const float* from = x.in<float>(slots);
     const int64_t n = x.size(-1), rows = out.elements();
     parallel(rows, work_of_elements(x.elements()), [&](int64_t m, int64_t end) {
-      for (; m < end; ++m) to[m] = sum_of(from + m * n, n) / static_cast<float>(n);
+      for (; m < end; ++m) to[m] = sum_of(from + m * n, n) / divisor;
     });
   }
 };
@@ -121,11 +123,12 @@ Made copy_of(Words& words) {
   wrong_program("no such copy");
 }
 
-Made mean_of(Words& words) {
+Made sum_of(Words& words, bool mean) {
   const Operand out = words.written(words.matrix(Element::kFloat));
   const Operand x = words.matrix(Element::kFloat);
-  expect(x.size(-1) > 0 && out.elements() * x.size(-1) == x.elements(), "a mean of other rows");
-  return std::make_unique<Means>(out, x);
+  const int64_t n = x.size(-1);
+  expect(n > 0 && out.elements() * n == x.elements(), "a sum of other rows");
+  return std::make_unique<Sums>(out, x, mean ? static_cast<float>(n) : 1.f);
 }
 
 Made embedding_of(Words& words) {

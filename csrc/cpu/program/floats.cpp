@@ -87,6 +87,27 @@ struct Binaries final : Instruction {
   }
 };
 
+template <typename Condition>
+struct Wheres final : Instruction {
+  Loops<4> loops;
+
+  explicit Wheres(const std::array<Operand, 4>& operands) : loops(operands) {}
+
+  double work() const override { return loops.elements(); }
+
+  void run(const Kernels&, char* const* slots) const override {
+    loops.each(slots, [&](int64_t n, const auto& stride, const auto& at) {
+      float* out = reinterpret_cast<float*>(at[0]);
+      const auto* condition = reinterpret_cast<const Condition*>(at[1]);
+      const float* a = reinterpret_cast<const float*>(at[2]);
+      const float* b = reinterpret_cast<const float*>(at[3]);
+      for (int64_t i = 0; i < n; ++i) {
+        out[i * stride[0]] = condition[i * stride[1]] != 0 ? a[i * stride[2]] : b[i * stride[3]];
+      }
+    });
+  }
+};
+
 template <typename F>
 Made made(const std::array<Operand, 2>& operands, F f) {
   return std::make_unique<Unaries<F>>(operands, f);
@@ -163,6 +184,15 @@ Made binary_of(Words& words) {
       break;
   }
   wrong_program("no such function of two numbers");
+}
+
+Made where_of(Words& words) {
+  const Operand out = words.written(words.operand(Element::kFloat)), condition = words.operand();
+  const std::array<Operand, 4> operands = {out, condition, words.operand(Element::kFloat),
+                                           words.operand(Element::kFloat)};
+  if (condition.element == Element::kFloat) return std::make_unique<Wheres<float>>(operands);
+  expect(condition.element == Element::kByte, "a condition of another type");
+  return std::make_unique<Wheres<int8_t>>(operands);
 }
 
 }  // namespace qfx::cpu

@@ -35,23 +35,39 @@ enum class Operation : int64_t {
   kUnary,        // which, out, x
   kBinary,       // which, out, a, b
   kMean,         // out [.., 1], x [.., n]
+  kSum,          // out [.., 1], x [.., n]
   kEmbedding,    // out [.., d], indices, table [v, d]
   kLinear,       // x and how it is quantized; how many weights, out and what else of each
   kKvWrite,      // keys, values: codes, scales of each; k, v, places
   kKvAttention,  // keys, values; q, out, whether there is a mask, it, scale, length, the same of a
                  // block table, softcap
+  kWhere,        // out, condition: floats or bytes, a where it is not 0, b
+  kFloatLinear,  // out [.., n], x [.., k], weight [n, k], whether there is a bias, it
+  kSoftmax,      // out [.., n], x [.., n]
+  kTopK,         // values and indices [.., k], x [.., n]
+  kGather,       // out [.., k], x [.., n], indices [.., k]
+  kScatter,      // out [.., n], indices [.., k], the value that is written there
+  kExperts,      // out, x, experts and weights of slots, how rows are quantized for both products,
+                 // what lies between them, the weights of both
   kCount
 };
 
 Made copy_of(Words& words);
 Made unary_of(Words& words);
 Made binary_of(Words& words);
-Made mean_of(Words& words);
+Made sum_of(Words& words, bool mean);
 Made embedding_of(Words& words);
 // slots: what is known of constants when the program is made; null where that is known later. how:
 // where a program keeps how its weights are streamed, if that was set.
 Made linear_of(Words& words, char* const* slots, const std::optional<Streaming>& how);
 Made kv_write_of(Words& words);
 Made kv_attention_of(Words& words);
+Made where_of(Words& words);
+Made float_linear_of(Words& words);
+Made softmax_of(Words& words);
+Made top_k_of(Words& words);
+Made gather_of(Words& words);
+Made scatter_of(Words& words);
+Made experts_of(Words& words, char* const* slots);
 
 }  // namespace qfx::cpu

@@ -1,8 +1,7 @@
 // Linears of floats that are quantized as they come, by weights of any kind: linear_dynamic,
 // linears.
-#include "cpu/gemm/integrity.h"
-#include "cpu/gemm/linear.h"
 #include "cpu/program/instruction.h"
+#include "cpu/program/weights.h"
 
 namespace qfx::cpu {
 namespace {
@@ -11,31 +10,24 @@ namespace {
 struct Quantization {
   Operand x;
   bool has_factor;
-  Operand factor = {};
-  CodeSpec spec;
-  int64_t group;
-  int rotation;
+  Operand factor;
+  RowsCode code;
 
   explicit Quantization(Words& words)
-      : x(words.matrix(Element::kFloat)), has_factor(words.take() != 0) {
-    if (has_factor) factor = words.matrix(Element::kFloat);
-    spec.bits = words.take_int();
-    spec.symmetric = words.take() != 0;
-    spec.per_tensor = words.take() != 0;
-    group = words.take();
-    rotation = words.take_int();
-    const bool rotates =
-        rotation == 0 || ((rotation == 16 || rotation == 64) && k() % rotation == 0);
-    expect(k() > 0 && (!has_factor || factor.elements() == k()), "a factor of another size");
-    expect(spec.bits >= 2 && spec.bits <= 8 && rotates, "a linear of unknown kind");
+      : x(words.matrix(Element::kFloat)),
+        has_factor(words.take() != 0),
+        factor(has_factor ? words.matrix(Element::kFloat) : Operand{}),
+        code(words, k()) {
+    expect(!has_factor || factor.elements() == k(), "a factor of another size");
   }
 
   int64_t k() const { return x.size(-1); }
   int64_t rows() const { return x.elements() / k(); }
 
   QuantizedFloats in(char* const* slots) const {
-    const Transform transform = {has_factor ? factor.in<float>(slots) : nullptr, rotation};
-    return {{x.in<float>(slots), Dtype::kFloat32, rows(), k(), k(), transform}, spec, group};
+    const Transform transform = {has_factor ? factor.in<float>(slots) : nullptr, code.rotation};
+    const FloatMatrix floats = {x.in<float>(slots), Dtype::kFloat32, rows(), k(), k(), transform};
+    return {floats, code.spec, code.group};
   }
 };
 
@@ -53,18 +45,9 @@ struct LinearArgs {
     if (has_bias) bias = words.matrix(Element::kFloat);
     activation = static_cast<Activation>(words.take_int());
     packed = words.matrix(Element::kByte);
-    open(slots);
+    expect_given(packed, slots);
+    w = opened(packed.in<int8_t>(slots), packed.elements());
     check(from);
-  }
-
-  void open(char* const* slots) {
-    expect(slots[packed.slot] != nullptr, "a weight is not given when the program is made");
-    const int8_t* data = packed.in<int8_t>(slots);
-    std::string fault = open_weight(data, packed.elements(), &w);
-    if (fault.empty()) {
-      fault = fault_at_first_use(data, packed.elements(), contents_of(w));
-    }
-    if (!fault.empty()) wrong_program("a weight: " + fault);
   }
 
   void check(const Quantization& from) const {
@@ -73,8 +56,7 @@ struct LinearArgs {
     expect(out.elements() / n == from.rows(), "a linear of other rows");
     expect(!has_bias || bias.elements() == n, "a bias of another size");
     expect(act >= 0 && act * kDtypes < kOutputs, "a linear of unknown kind");
-    const bool same = !w.one_scale() && from.group == w.shape().group;
-    expect(from.group == 0 || same, "groups of another size");
+    from.code.check(w);
   }
 
   Linear in(char* const* slots) const {

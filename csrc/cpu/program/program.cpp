@@ -28,7 +28,9 @@ Made instruction_of(Words& words, char* const* slots, const std::optional<Stream
     case Operation::kBinary:
       return binary_of(words);
     case Operation::kMean:
-      return mean_of(words);
+      return sum_of(words, true);
+    case Operation::kSum:
+      return sum_of(words, false);
     case Operation::kEmbedding:
       return embedding_of(words);
     case Operation::kLinear:
@@ -37,6 +39,20 @@ Made instruction_of(Words& words, char* const* slots, const std::optional<Stream
       return kv_write_of(words);
     case Operation::kKvAttention:
       return kv_attention_of(words);
+    case Operation::kWhere:
+      return where_of(words);
+    case Operation::kFloatLinear:
+      return float_linear_of(words);
+    case Operation::kSoftmax:
+      return softmax_of(words);
+    case Operation::kTopK:
+      return top_k_of(words);
+    case Operation::kGather:
+      return gather_of(words);
+    case Operation::kScatter:
+      return scatter_of(words);
+    case Operation::kExperts:
+      return experts_of(words, slots);
     case Operation::kCount:
       break;
   }
