@@ -4,6 +4,7 @@ outputs, softmax, and the greatest elements of rows."""
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, fx
@@ -121,14 +122,13 @@ def _filled_like(value: float, e: Emitter, node: fx.Node) -> None:
 def _masked_fill(e: Emitter, node: fx.Node) -> None:
     """Emits where(mask, value, x). The mask may be made of floats, which are true where they are
     not 0, and negated."""
-    x, mask, value = e.of(node.args[0]), node.args[1], node.args[2]
-    out = e.of(node)
-    filled, kept = e.of(value).expanded(out.sizes), x.expanded(out.sizes)
-    assert isinstance(mask, fx.Node)
+    out, x = e.of(node), e.of(node.args[0])
+    mask: Any = node.args[1]
+    filled, kept = e.of(node.args[2]).expanded(out.sizes), x.expanded(out.sizes)
     if mask.target in (aten.bitwise_not.default, aten.logical_not.default):
-        mask, filled, kept = mask.args[0], kept, filled  # type: ignore[assignment]
+        mask, filled, kept = mask.args[0], kept, filled
     if mask.target in CONVERSIONS and e.values[mask.args[0]].dtype == torch.float32:
-        mask = mask.args[0]  # type: ignore[assignment]
+        mask = mask.args[0]
     seen = e.values[mask]
     if not isinstance(seen, Tensor) or seen.dtype not in (torch.bool, torch.float32):
         raise Outside

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 import qfx
 from qfx.hf import KVCache
-from tests.lib.decoders import DECODERS, EXPERTS, GROUPED, OWN_NAMES, SIZES, decoder, ids
+from tests.lib.decoders import DECODERS, EXPERTS, GROUPED, IN_GROUPS, OWN_NAMES, SIZES, decoder, ids
 from tests.lib.encoder_decoders import ENCODER_DECODERS, encoder_decoder, int8_cache, source
 
 NEW, PROMPT = 24, 16
@@ -41,6 +41,21 @@ MORE: dict[str, tuple[str, dict[str, Any]]] = {
     "olmo3": ("Olmo3", SIZES | GROUPED),
     "persimmon": ("Persimmon", SIZES),
     "phi": ("Phi", SIZES),
+    "dots1": ("Dots1", HEADED | EXPERTS | IN_GROUPS | {"n_shared_experts": 1}),
+    "ernie4.5-moe": (
+        "Ernie4_5_Moe",
+        HEADED | EXPERTS | {"moe_num_experts": 4, "moe_k": 2, "moe_layer_start_index": 0},
+    ),
+    "flex-olmo": ("FlexOlmo", SIZES | GROUPED | EXPERTS | {"num_experts": 4}),
+    "granite-moe": ("GraniteMoe", SIZES | GROUPED | EXPERTS | {"num_local_experts": 4}),
+    "hunyuan-moe": ("HunYuanMoEV1", HEADED | {"num_experts": 4, "moe_topk": 2}),
+    "minimax-m2": ("MiniMaxM2", HEADED | EXPERTS | {"num_local_experts": 4}),
+    "olmoe": ("Olmoe", SIZES | GROUPED | EXPERTS | {"num_experts": 4}),
+    "phimoe": ("Phimoe", SIZES | GROUPED | {"num_local_experts": 4}),
+    "qwen2-moe": (
+        "Qwen2Moe",
+        SIZES | GROUPED | EXPERTS | {"num_experts": 4, "shared_expert_intermediate_size": 32},
+    ),
     "qwen3-moe": ("Qwen3Moe", SIZES | GROUPED | EXPERTS | {"num_experts": 4}),
     "seed-oss": ("SeedOss", HEADED),
     "smollm3": ("SmolLM3", SIZES | GROUPED),

@@ -21,19 +21,16 @@ from tests.lib.pairs import usual
 
 PROMPT = WINDOW + 5
 STEPS = (1, 1, 1, 3, 1, 7, 1)  # tokens of each
-_EXPERTS = "aten.topk.default"
-# A decoder -> something that PyTorch runs between programs, None where one program is a step.
-SERVED: dict[str, str | None] = {
-    "llama": None, "qwen2": None, "qwen3": None, "gemma3": None, "mistral": None, "phi3": None,
-    "gpt2": None,
-    "opt": None, "gpt-neox": None, "falcon": None, "falcon, alibi": None, "olmo2": None,
-    "stablelm": None, "cohere": None, "gemma2": None, "mixtral": _EXPERTS, "bloom": None,
-    "codegen": None, "gpt-j": None, "gpt-neo": None, "mpt": None, "xglm": None,
-}  # fmt: skip
+# Decoders of which one program is a step.
+SERVED = (
+    "llama", "qwen2", "qwen3", "gemma3", "mistral", "phi3", "gpt2", "opt", "gpt-neox", "falcon",
+    "falcon, alibi", "olmo2", "stablelm", "cohere", "gemma2", "mixtral", "glm4-moe", "bloom",
+    "codegen", "gpt-j", "gpt-neo", "mpt", "xglm",
+)  # fmt: skip
 # The others are Llama with another norm or fused weights, or are served in files of their own.
 USUAL = usual(
     ["qwen3", "phi3", "gpt2", "opt", "gpt-neox", "falcon, alibi", "cohere", "gemma2", "mixtral",
-     "codegen", "mpt"],
+     "glm4-moe", "codegen", "mpt"],
     SERVED,
 )  # fmt: skip
 UNSERVED = {"gpt-oss": "its attention is 'eager'"}
@@ -69,8 +66,7 @@ def test_steps_give_what_the_modules_give(
     read that; behind the same cache it does not tip at most tokens."""
     with caplog.at_level(logging.INFO, "qfx.generate"):
         model = qfx.compile_for_generate(decoder(name), max_length=64)
-    said = [r.message for r in caplog.records if "PyTorch runs" in r.message]
-    assert [SERVED[name] or "", *said] == [""] or SERVED[name] in said[0]
+    assert "PyTorch runs" not in caplog.text
     cache = transformers.DynamicCache(config=model.config)
     y = prompt(model, cache)
     ran.clear()

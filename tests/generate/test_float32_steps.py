@@ -22,11 +22,14 @@ from tests.lib.decoders import decoder, ids
 from tests.lib.pairs import usual
 
 BF16, F16 = torch.bfloat16, torch.float16
-# Matmuls that stay float multiply in the type of their weights, so these are as exact as that type.
+# Matmuls that stay float, with more outputs than a router has, multiply in the type of their
+# weights, so these are as exact as that type.
+HEAD = 640
 ROWS = usual(
-    [("llama", F16, True), ("gemma3", BF16, True), ("mixtral", BF16, False)],
-    [("llama", F16, True), ("gemma3", BF16, True), ("mixtral", BF16, False), ("opt", BF16, True),
-     ("cohere", BF16, True)],
+    [("llama", F16, True), ("gemma3", BF16, True), ("mixtral", BF16, True),
+     ("llama", BF16, False)],
+    [("llama", F16, True), ("gemma3", BF16, True), ("mixtral", BF16, True), ("opt", BF16, True),
+     ("cohere", BF16, True), ("llama", BF16, False)],
 )  # fmt: skip
 
 
@@ -38,7 +41,9 @@ def held_bytes(model: Any) -> int:
 def test_a_step_is_that_of_the_same_values_in_float32(
     name: str, dtype: torch.dtype, whole: bool, ran: list[tuple[int, ...]]
 ) -> None:
-    model = qfx.quantize_(decoder(name).to(dtype))
+    skip = () if whole else ("lm_head",)
+    base = decoder(name, **({} if whole else {"vocab_size": HEAD}))
+    model = qfx.quantize_(base.to(dtype), qfx.Config(skip=skip))
     wide, size = copy.deepcopy(model).float(), held_bytes(model)
     qfx.compile_for_generate(model, max_length=64)
     assert held_bytes(model) == size and model.get_input_embeddings().weight.dtype == dtype

@@ -29,6 +29,8 @@ LATENT = {
     "q_lora_rank": None, "kv_lora_rank": 16, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8,
     "v_head_dim": 16, "n_routed_experts": 4, "n_group": 1, "topk_group": 1,
 }  # fmt: skip
+# Routers that choose among groups of experts first.
+IN_GROUPS = {"n_routed_experts": 4, "n_group": 2, "topk_group": 1, "first_k_dense_replace": 0}
 # The class without its ending, and the settings of its configuration.
 DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", SIZES | GROUPED),
@@ -53,6 +55,7 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
     "stablelm": ("StableLm", SIZES | GROUPED),
     "cohere": ("Cohere", SIZES | GROUPED),
     "mixtral": ("Mixtral", SIZES | GROUPED | {"num_local_experts": 4, "sliding_window": WINDOW}),
+    "glm4-moe": ("Glm4Moe", SIZES | GROUPED | EXPERTS | IN_GROUPS | {"head_dim": 16}),
     "bloom": ("Bloom", {"vocab_size": 96, "hidden_size": 64, "n_layer": 2, "n_head": 4}),
     "codegen": ("CodeGen", OWN_NAMES | {"rotary_dim": 8}),
     "gpt-j": ("GPTJ", OWN_NAMES | {"rotary_dim": 8}),

@@ -59,12 +59,24 @@ std::vector<Sequence> programs() {
                             operand(8, {1, 2, 16, 8}, Element::kByte), operand(9, {1, 2, 16, 1})};
   const Sequence k = operand(1, {1, 2, kRows, 8}), v = operand(2, {1, 2, kRows, 8});
   const Sequence quantized = {0, 8, 1, 0, 0, 0}, none = {0, 0};
+  const Sequence column = operand(3, {kRows, 1}, Element::kLong);
+  const Sequence code = {8, 1, 0, 0, 0}, gate = {1, 0, 0, 0};
+  const Sequence stack = operand(4, {1, packed_size(16, 16)}, Element::kByte);
   const Sequence weight = operand(4, {packed_size(16, 16)}, Element::kByte);
   return {
       said(Operation::kCopy, {a, b}),
       said(Operation::kUnary, {{5}, a, b}),
       said(Operation::kBinary, {{2}, a, b, operand(0, {kRows, kColumns})}),
       said(Operation::kMean, {operand(0, {kRows, 1}), b}),
+      said(Operation::kSum, {operand(0, {kRows, 1}), b}),
+      said(Operation::kWhere, {a, b, b, operand(0, {kRows, kColumns})}),
+      said(Operation::kFloatLinear, {a, b, operand(0, {kColumns, kColumns}), {0}}),
+      said(Operation::kSoftmax, {a, b}),
+      said(Operation::kTopK, {operand(0, {kRows, 2}), operand(1, {kRows, 2}, Element::kLong), b}),
+      said(Operation::kGather, {operand(0, {kRows, 1}), b, column}),
+      said(Operation::kScatter, {b, column, {0}}),
+      said(Operation::kExperts,
+           {a, b, column, operand(0, {kRows, 1}), code, gate, stack, {0}, code, stack, {0}}),
       said(Operation::kEmbedding, {a, places, operand(0, {kWords, kColumns})}),
       said(Operation::kLinear,
            {a, quantized, {2}, b, none, weight, operand(0, {kRows, kColumns}), none, weight}),

@@ -168,7 +168,22 @@ REFUSED: dict[str, tuple[str, list[int], str]] = {
         "function of two",
     ),
     "too much": ("copy", say("copy", floats(1, 3, 4), floats(2, 3, 4), 0), "says too much"),
-    "mean of none": ("mean", say("mean", floats(1, 3, 1), floats(2, 3, 0)), "a mean of other rows"),
+    "mean of none": ("mean", say("mean", floats(1, 3, 1), floats(2, 3, 0)), "a sum of other rows"),
+    "more of a row than it has": (
+        "top_k",
+        say("top_k", floats(1, 1, 5), operand(2, (1, 5), I64), floats(3, 1, 4)),
+        "more of a row",
+    ),
+    "indices of other rows": (
+        "gather",
+        say("gather", floats(1, 3, 2), floats(2, 3, 4), operand(3, (2, 2), I64)),
+        "different rows",
+    ),
+    "a router of other sizes": (
+        "float_linear",
+        say("float_linear", floats(1, 2, 20), floats(2, 2, 16), floats(3, 10, 8), 0),
+        "a linear of other sizes",
+    ),
     "values of other heads": (
         "kv_write",
         say(
@@ -218,14 +233,37 @@ def test_linears_that_are_refused(name: str) -> None:
         given_.program(words)
 
 
-@pytest.mark.parametrize("slot", [3, 5])
-def test_weights_whose_headers_lie(slot: int) -> None:
+# Counted from the words of the first code: those of the second follow a stack and a bias.
+_FIRST = len([*floats(1, 3, 16), *floats(2, 3, 16), *operand(3, (3, 2), I64), *floats(4, 3, 2)])
+_SECOND = 9 + len([*operand(5, (2, 1), torch.int8), 1, *floats(6, 2, 32)])
+EXPERTS = {
+    "bits": (0, 9),
+    "one scale for all rows of an expert": (_SECOND + 2, 1),
+    "activation": (5, len(ACTIVATIONS)),
+    "gate": (6, 3),
+    "no gate": (6, 0),
+    "slots": (-4, 2),
+}
+
+
+@pytest.mark.parametrize("name", EXPERTS)
+def test_experts_that_are_refused(name: str) -> None:
+    given_ = PROGRAMS["experts"]()
+    place, number = EXPERTS[name]
+    words = list(given_.words)
+    words[2 + _FIRST + place] = number
+    with pytest.raises(ValueError, match="not a program of this build"):
+        given_.program(words)
+
+
+@pytest.mark.parametrize(("name", "slot"), [("linear", 3), ("linear", 5), ("experts", 7)])
+def test_weights_whose_headers_lie(name: str, slot: int) -> None:
     for place in range(HEADER_BYTES):
-        given_ = PROGRAMS["linear"]()
+        given_ = PROGRAMS[name]()
         given_.memory[slot - 1][EDGE + place] ^= 0x11
         with pytest.raises(ValueError, match="a weight: "):
             given_.program()
-    given_ = PROGRAMS["linear"]()
+    given_ = PROGRAMS[name]()
     given_.addresses[slot] = 0
     with pytest.raises(ValueError, match="not given when"):
         given_.program()
@@ -237,6 +275,12 @@ def _longs(memory: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("at", [-1, 5, 16, 2**62, -(2**63)])
 def test_rows_and_places_that_there_are_not(at: int) -> None:
+    for name, slot in (("gather", 3), ("scatter", 2)):
+        given_ = PROGRAMS[name]()
+        _longs(given_.memory[slot - 1])[5] = at
+        with pytest.raises(IndexError, match=f"index {at} is none of the 4"):
+            given_.run()
+        assert given_.whole()
     lookup, write = PROGRAMS["embedding"](), PROGRAMS["kv_write"]()
     _longs(lookup.memory[1])[2] = at
     with pytest.raises(IndexError, match=f"token {at} is none of the 5"):

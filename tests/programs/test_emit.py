@@ -22,13 +22,15 @@ TINY = 2.0**-126
 FLOAT = torch.float32
 Draw = st.DrawFn
 ops = torch.ops.qfx
-# These have their own tests: test_linears.py, test_several_linears.py, test_caches.py.
+# These have their own tests: test_linears.py, test_several_linears.py, test_caches.py,
+# test_program_experts.py.
 ELSEWHERE = {
     *(getattr(aten, name).Tensor for name in ("add_", "sub_", "mul_", "div_")),
     ops.linear_dynamic.default,
     ops.linears.default,
     ops.kv_write.default,
     ops.kv_attention.default,
+    ops.experts.default,
 }
 
 
@@ -228,31 +230,9 @@ def _product(target: Any, draw: Draw) -> Case:
     return Case(lambda x, y: target(a.view(x), b.view(y)), (a.base, b.base))
 
 
-def _stack(draw: Draw) -> Case:
-    shape = _shape(draw, most=5)  # and one more
-    parts = [_operand(draw, shape) for _ in range(draw(st.integers(1, 3)))]
-    axis = draw(st.integers(-len(shape) - 1, len(shape)))
-    f = lambda *xs: aten.stack.default([p.view(x) for p, x in zip(parts, xs, strict=True)], axis)  # noqa: E731
-    return _of_each(f, parts)
-
-
 def _of_each(f: Callable[..., Any], parts: list[Operand]) -> Case:
     names = ", ".join(f"x{i}" for i in range(len(parts)))  # each an input of its own
     return Case(eval(f"lambda {names}: f({names})", {"f": f}), tuple(p.base for p in parts))
-
-
-def _interleave(draw: Draw) -> Case:
-    x, times = _operand(draw, shape := [1, *_shape(draw, most=4)]), draw(st.integers(1, 3))
-    axis = draw(st.integers(-len(shape), len(shape) - 1))
-    return Case(lambda a: aten.repeat_interleave.self_int(x.view(a), times, axis), (x.base,))
-
-
-def _index(draw: Draw) -> Case:
-    x = _operand(draw, [draw(st.integers(1, 3)) for _ in range(3)])
-    places = torch.tensor(
-        draw(st.lists(st.integers(0, x.value.shape[1] - 1), min_size=1, max_size=4))
-    )
-    return Case(lambda a, i: aten.index.Tensor(x.view(a), [None, i]), (x.base, places))
 
 
 def _cat(draw: Draw) -> Case:
@@ -317,6 +297,113 @@ def _reshape(target: Any, draw: Draw) -> Case:
     return Case(lambda a: target(x.view(a), *arguments), ((x.base * 50).to(dtype),))
 
 
+def _linear(draw: Draw) -> Case:
+    k, n = draw(st.integers(1, 70)), draw(st.integers(1, 40))
+    x, w = _operand(draw, [*_shape(draw, 0, 5), k]), _operand(draw, [n, k])
+    b = [_values(draw, [n])] if draw(st.booleans()) else []
+
+    def bound(y: Tensor, a: Tensor, c: Tensor, *bias: Tensor) -> Tensor:  # k sums, one more
+        return (k + 2) * HALF * aten.linear(
+            x.view(a).abs(), w.view(c).abs(), *map(abs, bias)
+        ) + TINY
+
+    if not b:
+        return Case(lambda a, c: aten.linear.default(x.view(a), w.view(c)), (x.base, w.base), bound)
+    f = lambda a, c, d: aten.linear.default(x.view(a), w.view(c), d)  # noqa: E731
+    return Case(f, (x.base, w.base, *b), bound)
+
+
+def _rows(draw: Draw) -> Operand:
+    return _operand(draw, [*_shape(draw, 0, 5), draw(st.integers(1, 70))])
+
+
+def _last(draw: Draw, x: Operand) -> int:
+    return draw(st.sampled_from([-1, x.value.ndim - 1]))
+
+
+# Below e^-80 of the greatest all is 0. Exponents are rounded, so results are off by their size.
+def _softmax_bound(y: Tensor, x: Tensor) -> Tensor:
+    n, far = x.shape[-1], x.amax(-1, keepdim=True) - x
+    return (n + 12 + 2 * far) * HALF * y + math.exp(-79)
+
+
+def _softmax(draw: Draw) -> Case:
+    x = _rows(draw)
+    f, axis = aten.softmax.int, _last(draw, x)
+    base = x.base.clone()
+    if base.numel() and draw(st.booleans()):
+        base.view(-1)[0] = draw(st.sampled_from([math.inf, -math.inf, math.nan, 1e30]))
+    return Case(lambda a: f(x.view(a), axis), (base,), lambda y, a: _softmax_bound(y, x.view(a)))
+
+
+def _sum(draw: Draw) -> Case:
+    x, keep = _rows(draw), draw(st.booleans())
+    axis, n = [_last(draw, x)], x.value.shape[-1]
+    bound = lambda y, a: (n + 1) * HALF * x.view(a).abs().sum(-1, keepdim=keep) + TINY  # noqa: E731
+    return Case(lambda a: aten.sum.dim_IntList(x.view(a), axis, keep), (x.base,), bound)
+
+
+def _top_k(draw: Draw) -> Case:
+    """Draws which part of the result; which of equal elements comes first PyTorch leaves open."""
+    x, part = _rows(draw), draw(st.integers(0, 1))
+    k = draw(st.integers(0, x.value.shape[-1]))
+    base = torch.randperm(x.base.numel()).float().view(x.base.shape) if part else x.base
+    if not part and base.numel() and draw(st.booleans()):
+        base = base.clone()
+        base.view(-1)[0] = draw(st.sampled_from([math.nan, math.inf, -math.inf]))
+    axis = _last(draw, x)
+    if part and x.view(base).unique().numel() < x.value.numel():
+        part = 0  # an operand that is expanded
+    return Case(lambda a: aten.topk.default(x.view(a), k, axis)[part], (base,))
+
+
+def _indices(draw: Draw, x: Operand) -> Tensor:
+    sizes = [*x.value.shape[:-1], draw(st.integers(0, 5))]
+    return torch.randint(0, x.value.shape[-1], sizes)
+
+
+def _gather(draw: Draw) -> Case:
+    x = _rows(draw)
+    axis = _last(draw, x)
+    f = lambda a, i: aten.gather.default(x.view(a), axis, i)  # noqa: E731
+    return Case(f, (x.base, _indices(draw, x)))
+
+
+def _scatter(target: Any, draw: Draw) -> Case:
+    x, value = _rows(draw), draw(st.sampled_from([1, 0.0, -2.5, math.inf]))
+    axis = _last(draw, x)
+    whole = {"memory_format": torch.contiguous_format}
+    writes = target is aten.scatter_.value
+    own = (lambda a: aten.clone.default(a, **whole)) if writes else lambda a: a
+    f = lambda a, i: target(own(x.view(a)), axis, i, value)  # noqa: E731
+    return Case(f, (x.base, _indices(draw, x)))
+
+
+def _masked_fill(draw: Draw) -> Case:
+    shape = _shape(draw)
+    x, m = _operand(draw, shape), _operand(draw, _broadcast(draw, shape))
+    value = draw(st.sampled_from([0.0, -math.inf, 3]))
+    base = (m.base > 0).float() * 2.5
+    as_bool = lambda c: aten.to.dtype(m.view(c), torch.bool)  # noqa: E731
+    masks = {
+        "floats": as_bool,
+        "not floats": lambda c: aten.bitwise_not.default(as_bool(c)),
+        "none of floats": lambda c: aten.logical_not.default(as_bool(c)),
+        "bools": m.view,
+    }
+    kind = draw(st.sampled_from(list(masks)))
+    mask = base != 0 if kind == "bools" else base
+    f = lambda a, c: aten.masked_fill.Scalar(x.view(a), masks[kind](c), value)  # noqa: E731
+    return Case(f, (x.base, mask))
+
+
+def _clamp(draw: Draw) -> Case:
+    x = _operand(draw, _shape(draw))
+    limits = draw(st.sampled_from([(-0.5, None), (None, 0.25), (-1, 1), (0.5, -0.5)]))
+    spoiled = torch.where(torch.rand(x.base.shape) < 0.2, math.nan, x.base)
+    return Case(lambda a: aten.clamp.default(x.view(a), *limits), (spoiled,))
+
+
 CPU = torch.device("cpu")
 ROWS: dict[Any, Callable[[Draw], Case]] = {
     aten.gelu.default: _gelu,
@@ -328,10 +415,17 @@ ROWS: dict[Any, Callable[[Draw], Case]] = {
     aten.layer_norm.default: _layer_norm,
     aten.matmul.default: partial(_product, aten.matmul.default),
     aten.bmm.default: partial(_product, aten.bmm.default),
+    aten.linear.default: _linear,
+    aten.softmax.int: _softmax,
+    aten.sum.dim_IntList: _sum,
+    aten.topk.default: _top_k,
+    aten.gather.default: _gather,
+    aten.scatter.value: partial(_scatter, aten.scatter.value),
+    aten.scatter_.value: partial(_scatter, aten.scatter_.value),
+    aten.masked_fill.Scalar: _masked_fill,
+    aten.clamp.default: _clamp,
+    aten.zeros_like.default: partial(_unary, aten.zeros_like.default, None),
     aten.cat.default: _cat,
-    aten.stack.default: _stack,
-    aten.repeat_interleave.self_int: _interleave,
-    aten.index.Tensor: _index,
     aten.embedding.default: _embedding,
     aten.stack.default: _stack,
     aten.repeat_interleave.self_int: _interleave,

@@ -40,8 +40,13 @@ def double(value: float) -> int:
 
 ONES, ONE = torch.ones(32, 16, dtype=torch.int8), torch.ones(32, 1)
 W, FEW = (ops.pack_weight.default(ONES, ONE, None, None, *how) for how in ((8, 0), (4, 32)))
+# Weights of two experts, [32, 16] and [16, 16].
+STACK, NARROW = (
+    torch.stack([ops.pack_weight.default(ONES[:n], ONE[:n])] * 2).contiguous() for n in (32, 16)
+)
 KEYS, KEY_SCALE, VALUES, VALUE_SCALE = kv_empty(1, 2, 16, 8)
-QUANTIZED = [0, 8, 1, 0, 0, 0]  # factor, bits, symmetric, per_tensor, group, rotation
+CODE = [8, 1, 0, 0, 0]  # bits, symmetric, per_tensor, group, rotation
+QUANTIZED = [0, *CODE]  # without a factor
 PLAIN = [0, 0]  # bias, activation
 CACHE = [
     *operand(1, tuple(KEYS.shape), torch.int8),
@@ -92,6 +97,7 @@ PROGRAMS: dict[str, Callable[[], Given]] = {
         [48, 48],
     ),
     "mean": lambda: Given(say("mean", floats(1, 3, 1), floats(2, 3, 4)), [12, 48]),
+    "sum": lambda: Given(say("sum", floats(1, 3, 1), floats(2, 3, 4)), [12, 48]),
     "embedding": lambda: Given(
         say("embedding", floats(1, 3, 4), operand(2, (3,), I64), floats(3, 5, 4)), [48, 24, 80]
     ),
@@ -125,5 +131,37 @@ PROGRAMS: dict[str, Callable[[], Given]] = {
             double(2.0),
         ),
         [KEYS, KEY_SCALE, VALUES, VALUE_SCALE, 384, 384, 432, 4],
+    ),
+    "where": lambda: Given(
+        say("where", floats(1, 3, 4), floats(2, 3, 4), floats(3, 3, 4), floats(0, 3, 4)),
+        [48, 48, 48],
+    ),
+    "float_linear": lambda: Given(
+        say(
+            "float_linear",
+            *(floats(1, 2, 20), floats(2, 2, 16), operand(3, (20, 16), torch.bfloat16)),
+            *(1, floats(4, 20)),
+        ),
+        [160, 128, 640, 80],
+    ),
+    "softmax": lambda: Given(say("softmax", floats(1, 3, 4), floats(2, 3, 4)), [48, 48]),
+    "top_k": lambda: Given(
+        say("top_k", floats(1, 3, 2), operand(2, (3, 2), I64), floats(3, 3, 4)), [24, 48, 48]
+    ),
+    "gather": lambda: Given(
+        say("gather", floats(1, 3, 2), floats(2, 3, 4), operand(3, (3, 2), I64)), [24, 48, 48]
+    ),
+    "scatter": lambda: Given(
+        say("scatter", floats(1, 3, 4), operand(2, (3, 2), I64), double(1.0)), [48, 48]
+    ),
+    "experts": lambda: Given(
+        say(
+            "experts",
+            *(floats(1, 3, 16), floats(2, 3, 16), operand(3, (3, 2), I64), floats(4, 3, 2)),
+            *(CODE, 1, 1, double(0.0), double(0.0)),
+            *(operand(5, tuple(STACK.shape), torch.int8), 1, floats(6, 2, 32)),
+            *(CODE, operand(7, tuple(NARROW.shape), torch.int8), 0),
+        ),
+        [192, 192, 48, 24, STACK, 256, NARROW],
     ),
 }
