@@ -76,7 +76,7 @@ class Emitter:
         offset = begins * value.element_size()
         return Operand(region, offset, value.dtype, tuple(value.shape), tuple(value.stride()))
 
-    def whole(self, what: Any, dtype: torch.dtype = torch.float32) -> Operand:
+    def whole(self, what: Any, dtype: torch.dtype | None = torch.float32) -> Operand:
         """Returns the operand of a node or number, copied if it is not contiguous."""
         source = self.of(what, dtype)
         if source.contiguous:
