@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from qfx.generate.request import OUTPUTS
 from qfx.generate.step_modules import named_tensors
 from qfx.host.modules import backward_hooks, forward_hooks, unsaved_buffers
 from qfx.weights.change_detection import Stamp, stamp_of
@@ -40,7 +41,7 @@ def values_of(tensors: tuple[Tensor, ...]) -> list[Stamp]:
 def settings_of(model: Any) -> list[Any]:
     """Returns values that change if a module of the model is replaced or a setting changes, such as
     the active adapters."""
-    found: list[Any] = [attention_of(model)]
+    found: list[Any] = [attention_of(model), _more_outputs(model)]
     for module in model.modules():
         own = [(n, _plain(v)) for n, v in vars(module).items() if n not in NOT_OWN]
         unsaved = [stamp_of(b).address for b in unsaved_buffers(module)]
@@ -71,6 +72,9 @@ def why_none(model: Any) -> str | None:
     hooked = [n for n, m in model.named_modules() if n and _hooks(m)]
     if hooked:
         return f"{hooked[0]} has hooks, which only modules call"
+    more = _more_outputs(model)
+    if more:
+        return f"its configuration has {more[0]}=True, and programs return logits alone"
     kind = attention_of(model)
     own = makes_masks(model) and not model.config.is_encoder_decoder
     if kind != "sdpa" and not is_capped(model) and not own:
@@ -79,6 +83,12 @@ def why_none(model: Any) -> str | None:
             "the model has it (model.set_attn_implementation)"
         )
     return None
+
+
+def _more_outputs(model: Any) -> list[str]:
+    """Returns the outputs besides logits that the configuration asks for in every call."""
+    text = model.config.get_text_config(decoder=True)
+    return [name for name in OUTPUTS if getattr(text, name, False)]
 
 
 def is_capped(model: Any) -> bool:

@@ -13,7 +13,7 @@ from qfx.generate.buckets import INTEGERS
 from qfx.generate.build_lock import is_compiling
 
 _SERVED = {"use_cache", "return_dict", "logits_to_keep", "cache_position"}
-_OUTPUTS = ("output_attentions", "output_hidden_states", "output_router_logits")
+OUTPUTS = ("output_attentions", "output_hidden_states", "output_router_logits")
 
 
 class EncoderSource(NamedTuple):
@@ -103,7 +103,7 @@ def request_of(arguments: dict[str, Any], of_text: Collection[str] = ()) -> Requ
     if (tokens is None) is (embedded is None) or not isinstance(cache, Cache):
         return None
     others = tuple(sorted(arguments.keys() - _SERVED))
-    if "labels" in others or not {*others}.isdisjoint(_OUTPUTS):
+    if "labels" in others or not {*others}.isdisjoint(OUTPUTS):
         return None
     if not all(arguments.get(n, True) for n in ("use_cache", "return_dict")):
         return None
@@ -124,7 +124,7 @@ def _says_nothing(name: str, value: Any, of_text: Collection[str]) -> bool:
     if name in of_text and isinstance(value, Tensor):
         return not bool(value.any())
     empty = isinstance(value, dict | list | tuple) and not value
-    return value is None or empty or (name in _OUTPUTS and not value)
+    return value is None or empty or (name in OUTPUTS and not value)
 
 
 def _are_numbers(value: Any, sizes: torch.Size, most_axes: int = 2) -> bool:

@@ -104,6 +104,21 @@ def test_modules_serve_what_programs_cannot(
     assert ran == []
 
 
+def test_outputs_that_a_configuration_asks_for(
+    ran: list[tuple[int, ...]], caplog: pytest.LogCaptureFixture
+) -> None:
+    """In every call: modules run. Asked for in one call, modules run that one."""
+    asks = qfx.compile_for_generate(decoder("mixtral", output_router_logits=True), max_length=64)
+    (said,) = [r.message for r in caplog.records if r.levelno >= logging.WARNING]
+    assert "has output_router_logits=True, and programs return logits alone" in said
+    model = qfx.compile_for_generate(decoder("mixtral"), max_length=64)
+    for each, more in ((asks, {}), (model, {"output_router_logits": True})):
+        found = each(ids(1, 9), past_key_values=transformers.DynamicCache(), **more).router_logits
+        assert len(found) == len(model.model.layers) and ran == []
+    model.generate(ids(1, 9), max_new_tokens=3, do_sample=False)
+    assert len(ran) > 0
+
+
 def test_a_model_that_asks_for_no_cache_is_named(caplog: pytest.LogCaptureFixture) -> None:
     """As MPT's configurations do."""
     qfx.compile_for_generate(decoder("mpt", use_cache=False), max_length=64)
