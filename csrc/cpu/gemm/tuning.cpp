@@ -71,6 +71,7 @@ Tuning default_tuning(const Format& format) {
     tuning.ahead = zen5 ? 4096 : 1024;
     const bool wide = format.tile_rows >= 12;  // AVX-512
     tuning.stream_rows = wide && !zen5 ? 5 : 2;
+    if (wide && !zen5) tuning.packed_rows = 48;
     tuning.streams = 1;
     tuning.block_depth = std::min<int64_t>(tuning.block_depth, 768);  // a first cache of 32 KB
   }
