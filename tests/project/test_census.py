@@ -14,8 +14,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.census import GAINS, NOWHERE, TABLE, counted, share
 from benchmarks.census_models import FIELDS, build
+from benchmarks.census_page import NOTES, PAGE, below_bar, page, read
 from benchmarks.fields.vision import Only
 from benchmarks.macs import ACTIVATIONS, EXPERTS, RECURRENT, by_weight, macs_of
+from benchmarks.results_age import unmarked
 from tests.conftest import on_threads
 from tests.lib.pairs import LONG
 
@@ -201,3 +203,44 @@ FEW = ("bert", "mobilenet-v3", "dit", "tacotron-2", "crnn", "gat")
 @pytest.mark.parametrize("name", [*TABLE] if LONG else FEW)
 def test_a_model_runs_and_multiplies_by_weights(name: str) -> None:
     assert by_weight(macs_of(*build(TABLE[name], name))) > 0
+
+
+# --- the page ---
+
+
+def test_the_page_says_what_the_results_say() -> None:
+    assert unmarked(PAGE.read_text()) == unmarked(page(read()))
+
+
+def test_every_model_was_counted() -> None:
+    assert [(row["model"], row["failure"]) for row in read()] == [(name, "") for name in TABLE]
+
+
+def test_int8_and_reasons_add_up_to_the_count_that_knows_no_qfx() -> None:
+    """Captured graphs multiply nothing that the float forward does not."""
+    for row in read():
+        more = [k for g in GAINS for k, n in row[g].items() if n > row["macs"].get(k, 0)]
+        assert (row["model"], more) == (row["model"], [])
+        parts = by_weight(row["gain 0"]) + sum(row["reasons"].values())
+        assert (row["model"], parts) == (row["model"], by_weight(row["macs"]))
+
+
+def test_a_field_below_the_bar_is_explained_and_no_other() -> None:
+    assert below_bar(read()) == [name for name in FIELDS if name in NOTES]
+
+
+def test_means_count_each_model_and_each_field_once() -> None:
+    """Whatever their sizes are. The second field has one model that is float altogether."""
+
+    def row(field: str, model: str, linear: int, int8: int) -> dict[str, Any]:
+        counts = {"macs": {"linear": linear, ACTIVATIONS: 5}, "reasons": {}, "torch": "2.13"}
+        shares = {"gain 0": {"linear": int8, ACTIVATIONS: 5}, "default": {}}
+        return {"field": field, "model": model, "commit": "0", **counts, **shares}
+
+    first, second, *_ = FIELDS
+    rows = [row(first, "a", 1000, 1000), row(first, "b", 10, 5), row(second, "c", 1000, 0)]
+    text = page(rows)
+    assert f"| {first} | 2 | 75.0 % | 0.0 % | linear 25.0 |" in text
+    assert f"| {second} | 1 | 0.0 % | 0.0 % | linear 100.0 |" in text
+    assert "| mean of the fields | 3 | 37.5 % | 0.0 % | linear 62.5 |" in text
+    assert below_bar(rows) == [first, second]
