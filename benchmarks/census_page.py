@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -148,9 +149,13 @@ def _model(row: Row) -> dict[str, str]:
 
 
 def _reasons(row: Row) -> list[str]:
-    """Returns the reasons of at least one hundredth of the products with a weight."""
+    """Returns the reasons of at least one hundredth of the products with a weight, without the
+    sizes of single convolutions."""
+    counts: Counter[str] = Counter()
+    for reason, count in row["reasons"].items():
+        counts[re.sub(r" of \[.*?\]| \(\d.*?\)", "", reason)] += count
     least = by_weight(row["macs"]) / 100
-    return [reason for reason, count in row["reasons"].items() if count >= least]
+    return [reason for reason, count in counts.most_common() if count >= least]
 
 
 def _listed(parts: Mapping[str, float]) -> str:
