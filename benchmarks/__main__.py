@@ -32,6 +32,7 @@ QUESTIONS = (
     "compiling",
     "cost",
     "architectures",
+    "census",
     "decode",
     "first_token",
 )
