@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.fields import images, sequences, sound, vision
+from benchmarks.fields import detection, diffusion, sequences, sound, vision
 from benchmarks.fields.vision import Classifier, sequence
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing is fetched: configurations are made here
@@ -117,30 +117,30 @@ FIELDS: dict[str, dict[str, Build]] = {
         **_released("convnext"),
     },
     "detection and segmentation": {
-        "yolov8-s": _image(images.Yolo, 320),
-        "retinanet": _image(images.RetinaNet),
-        "deeplab-v3": _image(images.DeepLab, 128),
-        "unet": _image(images.UNet, 128),
+        "yolov8-s": _image(detection.Yolo, 320),
+        "retinanet": _image(detection.RetinaNet),
+        "deeplab-v3": _image(detection.DeepLab, 128),
+        "unet": _image(detection.UNet, 128),
         **_released("segformer", "yolos", "sam"),
     },
     "diffusion and image decoders": {
         "latent-diffusion": _of(
-            images.LatentDiffusion,
+            diffusion.LatentDiffusion,
             lambda: {
-                **images.noise(4, 32),
+                **diffusion.noise(4, 32),
                 "time": torch.randn(1, 320),
                 "text": torch.randn(1, 77, 768),
             },
         ),
-        "latent-decoder": _of(images.LatentDecoder, lambda: images.noise(4, 16)),
+        "latent-decoder": _of(diffusion.LatentDecoder, lambda: diffusion.noise(4, 16)),
         "dit": _of(
-            images.DiffusionTransformer,
-            lambda: {**images.noise(4, 32), "time": torch.randn(1, 256)},
+            diffusion.DiffusionTransformer,
+            lambda: {**diffusion.noise(4, 32), "time": torch.randn(1, 256)},
         ),
         "dcgan": _of(
-            lambda: sequence([images.image_generator()]), lambda: images.noise(100, 1, 16)
+            lambda: sequence([diffusion.image_generator()]), lambda: diffusion.noise(100, 1, 16)
         ),
-        "esrgan": _image(images.super_resolution, 48),
+        "esrgan": _image(diffusion.super_resolution, 48),
         **_released("swin2sr"),
     },
     "speech recognition": {
@@ -160,7 +160,7 @@ FIELDS: dict[str, dict[str, Build]] = {
     },
     "OCR and recurrent networks": {
         "crnn": _of(sequences.Crnn, lambda: {"x": torch.randn(1, 1, 32, 160)}),
-        "text-detector": _image(images.text_detector, 256),
+        "text-detector": _image(detection.text_detector, 256),
         **_released("trocr-encoder", "trocr"),
         "lstm-language-model": _of(
             lambda: sequences.RecurrentModel(nn.LSTM, 512, 512, 2, 4000, False),

@@ -2,7 +2,7 @@
 
 docs/results.template.md has the text of the page and says which figures each table shows.
 
-`python -m benchmarks.results_page` rewrites both, and docs/architectures.md.
+`python -m benchmarks.results_page` rewrites both, docs/architectures.md and docs/census.md.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks import survey_page
+from benchmarks import census_page, survey_page
 from benchmarks.common import RESULTS, ROOT, slug, stored
 from benchmarks.question import Row
 from benchmarks.results_age import TODAY, Age
@@ -58,7 +58,7 @@ def read(folder: Path = RESULTS) -> list[Saved]:
     return [
         replace(f, processor=_name(f.machine, whole=True)) if shared[f.processor] > 1 else f
         for f in found
-        if f.name != survey_page.QUESTION
+        if f.name not in (survey_page.QUESTION, census_page.QUESTION)
     ]
 
 
@@ -213,3 +213,4 @@ if __name__ == "__main__":
     PAGE.write_text(page(saved))
     README.write_text(FIGURE.sub(lambda _: figure(saved), README.read_text()))
     survey_page.PAGE.write_text(survey_page.page(survey_page.read()))
+    census_page.PAGE.write_text(census_page.page(census_page.read()))

@@ -40,7 +40,13 @@ class RecurrentModel(nn.Module):
     """An embedding, recurrent layers, and a linear for each step: a language model or a tagger."""
 
     def __init__(
-        self, kind: type[nn.RNNBase], inputs: int, width: int, layers: int, outputs: int, both: bool
+        self,
+        kind: type[nn.LSTM] | type[nn.GRU],
+        inputs: int,
+        width: int,
+        layers: int,
+        outputs: int,
+        both: bool,
     ) -> None:
         super().__init__()
         self.tokens = nn.Embedding(5000, inputs)
@@ -92,13 +98,13 @@ class Dlrm(nn.Module):
         self.tables = nn.ModuleList(nn.EmbeddingBag(1000, width, mode="sum") for _ in range(tables))
         pairs = (tables + 1) * tables // 2
         self.top = mlp(width + pairs, 1024, 1024, 512, 256, 1)
-        self.register_buffer("places", torch.tril_indices(tables + 1, tables + 1, -1))
+        self.rows, self.columns = torch.tril_indices(tables + 1, tables + 1, -1)
 
     def forward(self, dense: Tensor, ids: Tensor) -> Tensor:
         first = self.bottom(dense)
         found = [table(ids[:, at, None]) for at, table in enumerate(self.tables)]
         every = torch.stack([first, *found], 1)
-        pairs = torch.bmm(every, every.transpose(1, 2))[:, self.places[0], self.places[1]]
+        pairs = torch.bmm(every, every.transpose(1, 2))[:, self.rows, self.columns]
         return self.top(torch.cat([first, pairs], -1))
 
 

@@ -110,12 +110,20 @@ class ResidualStack(nn.Module):
             layer = nn.Conv1d(channels, channels, kernel, 1, pad, dilation)
             return weight_norm(layer)
 
-        self.pairs = nn.ModuleList(nn.ModuleList([conv(d), conv(1)]) for d in (1, 3, 5))
+        self.dilated = nn.ModuleList(conv(dilation) for dilation in (1, 3, 5))
+        self.plain = nn.ModuleList(conv(1) for _ in range(3))
 
     def forward(self, x: Tensor) -> Tensor:
-        for first, second in self.pairs:
+        for first, second in zip(self.dilated, self.plain, strict=True):
             x = x + second(F.leaky_relu(first(F.leaky_relu(x, 0.1)), 0.1))
         return x
+
+
+class Mean(nn.ModuleList):
+    """Calls modules with the same input, and returns the mean of their results."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.stack([part(x) for part in self]).mean(0)
 
 
 class HifiGan(nn.Module):
@@ -129,14 +137,13 @@ class HifiGan(nn.Module):
             inputs, outputs = width >> at, width >> (at + 1)
             up = nn.ConvTranspose1d(inputs, outputs, kernel, rate, (kernel - rate) // 2)
             self.ups.append(weight_norm(up))
-            self.stacks.append(nn.ModuleList(ResidualStack(outputs, k) for k in (3, 7, 11)))
+            self.stacks.append(Mean(ResidualStack(outputs, k) for k in (3, 7, 11)))
         self.last = weight_norm(nn.Conv1d(width >> 4, 1, 7, padding=3))
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.first(x)
         for up, stacks in zip(self.ups, self.stacks, strict=True):
-            x = up(F.leaky_relu(x, 0.1))
-            x = sum(stack(x) for stack in stacks) / 3
+            x = stacks(up(F.leaky_relu(x, 0.1)))
         return torch.tanh(self.last(F.leaky_relu(x)))
 
 
