@@ -6,7 +6,6 @@ one program; PyTorch runs the other nodes between programs.
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,11 +20,11 @@ import qfx.programs.pointwise
 import qfx.programs.routing  # noqa: F401  (rows of the table)
 from qfx._C import Program
 from qfx.graph.capture import clone
-from qfx.host.operators import OpOverload, schema
+from qfx.host.operators import OpOverload
 from qfx.host.tensors import storage_key, tree_leaves
 from qfx.programs.bytecode import Instruction, Operand, encode
 from qfx.programs.constant_index import slice_constant_indices
-from qfx.programs.emit import EMIT, Emitter, NodeStep, Outside, argument
+from qfx.programs.emit import EMIT, Emitter, NodeStep, Outside, written
 from qfx.programs.executor import Part, Run, Runner, TorchCall
 from qfx.programs.inputs import View
 from qfx.programs.lookups import as_embeddings
@@ -267,20 +266,7 @@ def _become(regions: list[Region], kind: RegionKind) -> None:
             region.kind = kind
 
 
-def _written(node: fx.Node) -> list[fx.Node]:
-    """Returns the arguments that a node may write to: all of them if no schema says which."""
-    if node.target is operator.getitem:
-        return []
-    if not isinstance(node.target, OpOverload):
-        return node.all_input_nodes
-    found: list[fx.Node] = []
-    for place, each in enumerate(schema(node.target).arguments):
-        if each.alias_info is not None and each.alias_info.is_write:
-            fx.map_arg(argument(node, place, each.name), found.append)
-    return found
-
-
 def _acts(node: fx.Node) -> bool:
     """Whether a node does more than return a result: it writes to an argument or has another side
     effect."""
-    return bool(_written(node)) or node.is_impure()
+    return bool(written(node)) or node.is_impure()

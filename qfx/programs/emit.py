@@ -8,6 +8,7 @@ instruction. It raises `Outside` for cases that it does not support; then PyTorc
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from qfx.host.operators import OpOverload, schema
 from qfx.host.tensors import storage_key
 from qfx.programs.bytecode import (
     BINARY,
@@ -115,3 +117,27 @@ EMIT: dict[Any, Emit] = {}
 
 def argument(node: fx.Node, place: int, name: str, default: Any = None) -> Any:
     return node.args[place] if len(node.args) > place else node.kwargs.get(name, default)
+
+
+def written(node: fx.Node) -> list[fx.Node]:
+    """Returns the arguments that a node may write to: all of them if no schema says which."""
+    if node.target is operator.getitem:
+        return []
+    if not isinstance(node.target, OpOverload):
+        return node.all_input_nodes
+    found: list[fx.Node] = []
+    for place, each in enumerate(schema(node.target).arguments):
+        if each.alias_info is not None and each.alias_info.is_write:
+            fx.map_arg(argument(node, place, each.name), found.append)
+    return found
+
+
+def unchanged(e: Emitter, value: fx.Node, since: fx.Node, until: fx.Node) -> bool:
+    """Whether no node between two others writes to the memory of a value, so that what read it at
+    the first may as well read it at the second."""
+    memory, node = storage_key(e.values[value]), since.next
+    while node is not until:
+        if any(storage_key(e.values[each]) == memory for each in written(node)):
+            return False
+        node = node.next
+    return True

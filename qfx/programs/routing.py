@@ -11,11 +11,13 @@ from torch import Tensor, fx
 
 from qfx.programs.bytecode import Operand
 from qfx.programs.data_movement import CONVERSIONS
-from qfx.programs.emit import EMIT, Emitter, Outside, argument
+from qfx.programs.emit import EMIT, Emitter, Outside, argument, unchanged
 from qfx.programs.linears import arguments
 
 aten = torch.ops.aten
-MOST_OUTPUTS = 512  # of a linear in float: with more, PyTorch's matmuls are faster in long prompts
+# Outputs of a linear in float: routers have fewer. For one token PyTorch's matmul takes about as
+# long, for a prompt half of the time.
+MOST_OUTPUTS = 512
 _HALVES = (torch.bfloat16, torch.float16)
 
 
@@ -26,22 +28,25 @@ def _linear(e: Emitter, node: fx.Node) -> None:
     source, end = operands["input"], node
     weight = e.whole(operands["weight"], None)
     if weight.dtype in _HALVES:
-        source, end = _float_source(source, e), _float_end(node, e)
+        source, end = _float_source(source, e, node), _float_end(node, e)
+    out = e.of_value(e.values[end])
     if len(weight.sizes) != 2 or weight.sizes[0] > MOST_OUTPUTS or 0 in weight.sizes:
+        raise Outside
+    if not out.contiguous:
         raise Outside
     bias = operands["bias"]
     added = [0] if bias is None else [1, e.whole(bias, None)]
-    e("float_linear", e.of_value(e.values[end]), e.whole(source), weight, *added)
+    e("float_linear", out, e.whole(source), weight, *added)
     if end is not node:
         e.ends[node] = end
 
 
-def _float_source(node: fx.Node, e: Emitter) -> fx.Node:
-    """Returns the node in float32 that `node` is a conversion of."""
-    source = node.args[0]
-    if node.target not in CONVERSIONS or not isinstance(source, fx.Node):
+def _float_source(node: fx.Node, e: Emitter, reader: fx.Node) -> fx.Node:
+    """Returns the node in float32 that `node` is a conversion of, if `reader` may read it."""
+    source = node.args[0] if node.target in CONVERSIONS else None
+    if not isinstance(source, fx.Node) or e.values[source].dtype != torch.float32:
         raise Outside
-    if e.values[source].dtype != torch.float32:
+    if not unchanged(e, source, node, reader):
         raise Outside
     return source
 
@@ -83,8 +88,12 @@ def _top_k(e: Emitter, node: fx.Node) -> None:
     axis, largest = argument(node, 2, "dim", -1), argument(node, 3, "largest", True)
     if not largest or not _is_last(axis, x):
         raise Outside
-    if values.numel():
-        e("top_k", e.of_value(values), e.of_value(indices, torch.int64), x)
+    if values.numel() == 0:
+        return
+    of_values, places = e.of_value(values), e.of_value(indices, torch.int64)
+    if not (of_values.contiguous and places.contiguous):
+        raise Outside
+    e("top_k", of_values, places, x)
 
 
 def _gather(e: Emitter, node: fx.Node) -> None:
@@ -126,9 +135,11 @@ def _masked_fill(e: Emitter, node: fx.Node) -> None:
     mask: Any = node.args[1]
     filled, kept = e.of(node.args[2]).expanded(out.sizes), x.expanded(out.sizes)
     if mask.target in (aten.bitwise_not.default, aten.logical_not.default):
+        if not unchanged(e, mask.args[0], mask, node):
+            raise Outside
         mask, filled, kept = mask.args[0], kept, filled
     if mask.target in CONVERSIONS and e.values[mask.args[0]].dtype == torch.float32:
-        mask = mask.args[0]
+        mask = _float_source(mask, e, node)
     seen = e.values[mask]
     if not isinstance(seen, Tensor) or seen.dtype not in (torch.bool, torch.float32):
         raise Outside

@@ -89,6 +89,29 @@ def test_a_router_of_16_bits_reads_floats(dtype: torch.dtype) -> None:
     assert bool(((runner(x)[0] - expected).abs() <= 99 * 2.0**-24 * size).all())
 
 
+@pytest.mark.parametrize("late", ["linear", "mask", "negated mask"])
+def test_a_value_that_is_written_between_its_conversion_and_its_reader(late: str) -> None:
+    x, w = torch.randn(3, 8), torch.randn(4, 8).bfloat16()
+
+    def f(y: Any) -> Any:
+        z = aten.relu.default(y)
+        kept = aten.to.dtype(z, torch.bfloat16 if late == "linear" else torch.bool)
+        aten.add_.Tensor(z, 1.0)
+        if late == "linear":
+            return aten.to.dtype(aten.linear.default(kept, w), torch.float32)
+        mask = aten.bitwise_not.default(kept) if late == "negated mask" else kept
+        return aten.masked_fill.Scalar(y, mask, 7.0)
+
+    assert same_bits(built(f, (x,))(x)[0], f(x))
+
+
+def test_an_input_of_16_bits_is_pytorchs() -> None:
+    x, w = torch.randn(3, 8).bfloat16(), torch.randn(4, 8).bfloat16()
+    runner = built(lambda y: aten.linear.default(y, w), (x,))
+    assert runner.outside == ["aten.linear.default"]
+    assert same_bits(runner(x)[0], aten.linear.default(x, w))
+
+
 def test_a_float_linear_with_many_outputs_is_pytorchs() -> None:
     x, w = torch.randn(3, 8), torch.randn(513, 8)
     runner = built(lambda y: aten.linear.default(y, w), (x,))
