@@ -223,16 +223,6 @@ def test_what_is_refused(name: str) -> None:
         given_.program(words)
 
 
-@pytest.mark.parametrize("name", LINEAR)
-def test_linears_that_are_refused(name: str) -> None:
-    given_ = PROGRAMS["linear"]()
-    place, number = LINEAR[name]
-    words = list(given_.words)
-    words[2 + _X + place] = number
-    with pytest.raises(ValueError, match="not a program of this build"):
-        given_.program(words)
-
-
 # Counted from the words of the first code: those of the second follow a stack and a bias.
 _FIRST = len([*floats(1, 3, 16), *floats(2, 3, 16), *operand(3, (3, 2), I64), *floats(4, 3, 2)])
 _SECOND = 9 + len([*operand(5, (2, 1), torch.int8), 1, *floats(6, 2, 32)])
@@ -244,14 +234,18 @@ EXPERTS = {
     "no gate": (6, 0),
     "slots": (-4, 2),
 }
+CHANGED = {"linear": (_X, LINEAR), "experts": (_FIRST, EXPERTS)}
 
 
-@pytest.mark.parametrize("name", EXPERTS)
-def test_experts_that_are_refused(name: str) -> None:
-    given_ = PROGRAMS["experts"]()
-    place, number = EXPERTS[name]
+@pytest.mark.parametrize(
+    ("op", "name"), [(op, n) for op, (_, rows) in CHANGED.items() for n in rows]
+)
+def test_products_that_are_refused(op: str, name: str) -> None:
+    given_ = PROGRAMS[op]()
+    begin, rows = CHANGED[op]
+    place, number = rows[name]
     words = list(given_.words)
-    words[2 + _FIRST + place] = number
+    words[2 + begin + place] = number
     with pytest.raises(ValueError, match="not a program of this build"):
         given_.program(words)
 
