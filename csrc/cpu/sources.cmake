@@ -17,6 +17,10 @@ set(QFX_CPU_SOURCES
   binary/gemm.cpp
   binary/pack.cpp
   binary/ref.cpp
+  conv/convolution.cpp
+  conv/im2col.cpp
+  conv/lines.cpp
+  conv/window_rows.cpp
   core/checksum.cpp
   core/flush.cpp
   core/isa.cpp
@@ -73,6 +77,7 @@ set(QFX_CPU_OPERATORS
   ops/binary.cpp
   ops/bmm.cpp
   ops/dequantize.cpp
+  ops/convolution.cpp
   ops/experts.cpp
   ops/guard.cpp
   ops/guard_counts.cpp

@@ -31,11 +31,13 @@ _BETWEEN = {"_modules", "_parameters", "_buffers", "cell_contents"}  # between h
 
 
 class Tracer(fx.Tracer):
-    """A symbolic tracer that traces into nn.Linear and activations: each becomes one function
-    node."""
+    """A symbolic tracer that traces into nn.Linear, convolutions and activations: each becomes one
+    function node."""
 
     opened: tuple[type[nn.Module], ...] = (
-        nn.Linear, *(row.module for row in ACTIVATIONS.values() if row.module),
+        nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d,
+        nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d,
+        *(row.module for row in ACTIVATIONS.values() if row.module),
     )  # fmt: skip
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:

@@ -25,7 +25,8 @@ aten = torch.ops.aten
 def apply(view: View, tensor: Tensor) -> Tensor:
     """Returns the tensor after the steps of the view."""
     for method, arguments in view:
-        tensor = getattr(tensor, method)(*arguments)
+        own = getattr(tensor, method, None)
+        tensor = own(*arguments) if own else _function(method)(tensor, *arguments)
     return tensor
 
 
@@ -37,8 +38,18 @@ def emit_view(view: View, node: fx.Node) -> fx.Node:
         if method == "__getitem__":
             node = node.graph.call_function(operator.getitem, (node, *arguments))
         else:
-            node = node.graph.call_function(getattr(aten, method), (node, *arguments))
+            node = node.graph.call_function(_function(method), (node, *map(_listed, arguments)))
     return node
+
+
+def _function(method: str) -> Any:
+    """Returns the function that a step calls. `im2col` is an operator of qfx."""
+    return torch.ops.qfx.im2col.default if method == "im2col" else getattr(aten, method)
+
+
+def _listed(argument: Any) -> Any:
+    """Returns a tuple of numbers as a list, as graphs have them."""
+    return list(argument) if isinstance(argument, tuple) else argument
 
 
 def then(view: View, *steps: Step) -> View:

@@ -1,7 +1,7 @@
-"""Other forms of matmuls: einsum, convolutions without overlap, a weight as the left operand.
+"""Other forms of matmuls: einsum, and a weight as the left operand.
 
-Each is parsed as y = y_view(x_view(x) @ w_view(weight).T + bias), or gives a reason why it cannot
-be.
+Each is parsed as y = y_view(x_view(x) @ w_view(weight).T + bias_view(bias)), or gives a reason why
+it cannot be.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import fx
 
 from qfx.graph.capture import value
@@ -22,8 +21,8 @@ from qfx.match.products import Product, einsum_product
 
 @dataclass(frozen=True)
 class Operands:
-    """The operands of y_view(x_view(x) @ w_view(right).T + bias). `right` is a constant if the
-    matmul has a weight."""
+    """The operands of y_view(x_view(x) @ w_view(right).T + bias_view(bias)). `right` is a constant
+    if the matmul has a weight."""
 
     x: fx.Node
     right: fx.Node
@@ -32,6 +31,7 @@ class Operands:
     x_view: View = ()  # to [..., K]
     y_view: View = ()  # from [..., N]
     rows: ExpertRows | None = None  # of experts, whose weights are [E, N, K]
+    bias_view: View = ()  # of bias, to [N]
 
 
 def is_weight(node: Any) -> bool:
@@ -46,10 +46,10 @@ def left(node: fx.Node, weight: fx.Node, x: fx.Node) -> Operands | str:
     """Parses a matmul with a weight as the left operand: W @ x = (x.T @ W.T).T"""
     if getattr(value(x), "ndim", 0) < 2:
         return "a weight times a vector"
-    return Operands(x, weight, (), None, (_SWAP,), _as_recorded(node, _SWAP))
+    return Operands(x, weight, (), None, (_SWAP,), as_recorded(node, _SWAP))
 
 
-def _as_recorded(node: fx.Node, *steps: Step) -> View:
+def as_recorded(node: fx.Node, *steps: Step) -> View:
     """Returns the steps as a view of the result, and a copy after them if the result of `node` was
     contiguous when the graph was captured."""
     recorded = value(node)
@@ -127,7 +127,7 @@ def _contraction(
         w_view = (*w_view, ("reshape", ((math.prod(sizes), k),)))
     y_view: View = (("unflatten", (-1, sizes)),) if len(sizes) > 1 else ()
     moved = _ordered("".join([*rows, *columns]), list(out), flat_from=len(out))
-    back = _as_recorded(node, *y_view, *moved) if moved else y_view
+    back = as_recorded(node, *y_view, *moved) if moved else y_view
     return Operands(x, weight, w_view, None, x_view, back)
 
 
@@ -138,56 +138,3 @@ def _ordered(axes: str, wanted: list[str], flat_from: int) -> View:
     view: View = () if order == tuple(range(len(order))) else (("permute", (order,)),)
     view = (T,) if order == (1, 0) else view
     return (*view, ("flatten", (flat_from, -1))) if flat_from < len(wanted) - 1 else view
-
-
-# --- convolution ---
-
-
-def convolution(node: fx.Node, a: dict[str, Any]) -> Operands | str:
-    """Parses a convolution whose windows do not overlap (kernel size 1, or patches): it is a matmul
-    of the windows."""
-    x, weight, bias = a.get("x"), a.get("w"), a.get("bias")
-    shape, rank = getattr(value(weight), "shape", None), getattr(value(x), "ndim", None)  # type: ignore[arg-type]
-    if shape is None or rank != len(shape):
-        return "a convolution of unknown or unbatched shapes"
-    kernel = tuple(int(s) for s in shape[2:])
-    stride, padding, dilation = (
-        _each(a.get(name, default), len(kernel))
-        for name, default in (("stride", 1), ("padding", 0), ("dilation", 1))
-    )
-    if any(isinstance(size, fx.Node) for size in (*stride, *padding, *dilation)):
-        return "a convolution whose stride, padding or dilation is computed"
-    if a.get("groups", 1) != 1 or a.get("transposed"):
-        return "a grouped or transposed convolution"
-    nothing_to_pad = padding == "same" and all(size == 1 for size in kernel)
-    if padding not in (_each(0, len(kernel)), "valid") and not nothing_to_pad:
-        return f"a convolution with padding {a.get('padding')}"
-    if any(d != 1 and k != 1 for d, k in zip(dilation, kernel, strict=True)):
-        return "a dilated convolution"
-    if any(s < k for s, k in zip(stride, kernel, strict=True)):
-        return f"a convolution whose windows of {list(kernel)} overlap"
-    view: View = (("flatten", (1,)),)
-    last: Step = ("movedim", (-1, 1))
-    return Operands(x, weight, view, bias, _windows(kernel, stride), _as_recorded(node, last))  # type: ignore[arg-type]
-
-
-def _each(setting: Any, count: int) -> Any:
-    if isinstance(setting, str):
-        return setting
-    values = tuple(setting) if isinstance(setting, list | tuple) else (setting,)
-    return values * count if len(values) == 1 else values
-
-
-def _windows(kernel: tuple[int, ...], stride: tuple[int, ...]) -> View:
-    """Returns the view [B, C, *sizes] -> [B, *windows, C * kernel]."""
-    spatial = len(kernel)
-    if all(n == 1 for n in (*kernel, *stride)):
-        return (("movedim", (1, -1)),)
-    cut = tuple(("unfold", (2 + i, kernel[i], stride[i])) for i in range(spatial))
-    places = (0, *range(2, 2 + spatial), 1, *range(2 + spatial, 2 + 2 * spatial))
-    return (*cut, ("permute", (places,)), ("flatten", (1 + spatial, -1)))
-
-
-CONVOLUTION_NAMES = ("x", "w", "bias", "stride", "padding", "dilation", "groups")
-ATEN_CONVOLUTION_NAMES = (*CONVOLUTION_NAMES[:-1], "transposed", "output_padding", "groups")
-FUNCTIONS = (torch.conv1d, torch.conv2d, torch.conv3d)

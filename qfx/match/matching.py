@@ -82,6 +82,7 @@ def _matches(gm: fx.GraphModule, prefixes: Mapping[str, str]) -> tuple[Match, ..
 
 _RECURRENT: tuple[type[nn.Module], ...] = (nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention)
 _LEAVES = (*_RECURRENT, nn.Linear, nn.Bilinear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_LEAVES += (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
 
 def _module_call(gm: fx.GraphModule, node: fx.Node, prefixes: Mapping[str, str]) -> list[Match]:
@@ -90,7 +91,7 @@ def _module_call(gm: fx.GraphModule, node: fx.Node, prefixes: Mapping[str, str])
         return _inside_body(node, module, prefixes)
     if not isinstance(module, _LEAVES):
         return []
-    reason = f"{type(module).__name__} is a leaf module of this graph; qfx.trace opens nn.Linear"
+    reason = f"{type(module).__name__} is a leaf module of this graph; qfx.trace opens it"
     return [Unmatched(node=node, path=str(node.target), reason=reason)]
 
 
@@ -147,6 +148,7 @@ def _linear(node: fx.Node, parsed: Operands, prefixes: Mapping[str, str]) -> Mat
         weight=weight,
         view=then(_cut(node, parsed.right), *view, *parsed.w_view),
         bias=parsed.bias,
+        bias_view=parsed.bias_view,
         out_dtype=getattr(value(node), "dtype", None),
         path=module_path(node, prefixes),
         parameter=first,
@@ -213,8 +215,8 @@ def _bias_refusal(site: Site, shape: tuple[int, ...] | None) -> str | None:
         return "the added term is not a tensor of the graph"
     if bias is None or shape is None:
         return None
-    n = shape[0]
-    if bias.ndim != 1 or not guard_or_false(bias.shape[0] == n):
+    n, each = shape[0], math.prod(times for _, ((times,),) in site.bias_view)
+    if bias.ndim != 1 or not guard_or_false(bias.shape[0] * each == n):
         return (
             f"the added term has shape {list(bias.shape)}, not one bias for each of the {n} outputs"
         )

@@ -127,6 +127,17 @@ def _experts(x: Tensor | None, y: Tensor | None, a: Arguments) -> Sizes:
     return None, math.prod(slots.shape), k, up + down * inner // max(k, 1)
 
 
+def _conv(x: Tensor | None, y: Tensor | None, a: Arguments) -> Sizes:
+    """Returns the sizes of a convolution as those of a matmul of its windows, with the outputs of
+    all groups of channels."""
+    weight = _seen(a["weight"])
+    if x is None or y is None or weight is None:
+        return _UNKNOWN
+    groups = weight.shape[0] if weight.ndim == 2 else 1
+    k = math.prod(a["kernel"]) * x.shape[1] // groups
+    return None, math.prod(y.shape[:-1]), k, y.shape[-1]
+
+
 def _batched(x: Tensor | None, y: Tensor | None, a: Arguments) -> Sizes:
     if x is None or y is None:
         return _UNKNOWN
@@ -239,6 +250,7 @@ _ROWS = _by_target(
     linear_requantize=_Says(_Q, _linear, _of_linear),
     linear_dynamic=_Says(_X, _linear, _dynamic),
     linears=_Says(_X, _several, _dynamic),
+    conv_dynamic=_Says(_X, _conv, _dynamic, gemm=False),
     linear_guarded=_Says(_X, _linear, _dynamic),
     linear_experts=_Says(_X, _linear, _dynamic, gemm=False),
     experts=_Says(_X, _experts, _dynamic, gemm=False),

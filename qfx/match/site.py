@@ -15,13 +15,14 @@ from qfx.match.base import Match
 
 @dataclass(frozen=True, kw_only=True)
 class Site(Match):
-    """A matmul out = y_view(activation(x_view(x) @ view(weight).T + bias)) with a constant
-    weight."""
+    """A matmul out = y_view(activation(x_view(x) @ view(weight).T + bias_view(bias))) with a
+    constant weight."""
 
     x: fx.Node
     weight: fx.Node  # the constant itself
     view: View  # from the constant to [N, K]
     bias: fx.Node | None = None
+    bias_view: View = ()  # from bias to [N]
     activation: str = "none"
     k: int | None = None
     n: int | None = None

@@ -23,16 +23,16 @@ from qfx.host.operators import GROUPED_MATMULS, UNNAMED_MATMULS, overloads
 from qfx.match.attention import NAMES as ATTENTION_NAMES
 from qfx.match.attention import attention
 from qfx.match.base import Match
-from qfx.match.contractions import (
+from qfx.match.contractions import Operands, einsum, is_weight, left
+from qfx.match.convolutions import (
     ATEN_CONVOLUTION_NAMES,
     CONVOLUTION_NAMES,
     FUNCTIONS,
-    Operands,
+    TRANSPOSED_FUNCTIONS,
+    TRANSPOSED_NAMES,
     convolution,
-    einsum,
-    is_weight,
-    left,
-)  # fmt: skip
+    transposed,
+)
 from qfx.match.experts import ExpertRows
 from qfx.match.products import added_product, product
 from qfx.match.stacked_weights import multiplied, stacked_einsum
@@ -120,12 +120,12 @@ _FUSED += (torch.inner, torch.tensordot, torch.addbmm)
 _FUSED += (torch.gru_cell, torch.lstm_cell, torch.lstm, torch.gru, torch.rnn_tanh, torch.mv)
 _FUSED += (torch.rnn_relu, torch.rnn_tanh_cell, torch.rnn_relu_cell, torch.dot)
 _FUSED += (torch.chain_matmul, torch.linalg.multi_dot, torch.addmv)
-_FUSED += (F.conv_transpose1d, F.conv_transpose2d, torch.outer, torch.kron, torch.vdot, torch.cdist)
-_FUSED += (F.conv_transpose3d, torch.ger, torch.addr, torch.linalg.vecdot)
+_FUSED += (torch.outer, torch.kron, torch.vdot, torch.cdist)
+_FUSED += (torch.ger, torch.addr, torch.linalg.vecdot)
 _FUSED += (".inner", ".mv", ".dot", ".addmv", ".addbmm", ".addmm_", ".outer", ".ger", ".addr")
 _IN_ATEN = (  # the same operators in exported graphs
     "inner tensordot addbmm mv dot outer ger addr kron vdot cdist bilinear chain_matmul addmv "
-    "linalg_multi_dot linalg_vecdot conv_transpose1d conv_transpose2d conv_transpose3d gru lstm "
+    "linalg_multi_dot linalg_vecdot gru lstm "
     "rnn_tanh rnn_relu gru_cell lstm_cell rnn_tanh_cell rnn_relu_cell"
 )
 _FUSED += tuple(t for name in _IN_ATEN.split() for t in overloads(getattr(aten, name)))
@@ -135,6 +135,11 @@ _ATEN_CONVOLUTIONS: tuple[Any, ...] = (
     aten.conv3d.default,
 )
 _ATEN_CONVOLUTIONS += (aten.conv1d.padding, aten.conv2d.padding, aten.conv3d.padding)
+_ATEN_TRANSPOSED: tuple[Any, ...] = (
+    aten.conv_transpose1d.default,
+    aten.conv_transpose2d.input,
+    aten.conv_transpose3d.input,
+)
 ROWS = (
     # linear(x, W_nk, b)
     Spelling((F.linear, aten.linear.default), ("x", "w", "bias"), _linear),
@@ -163,9 +168,10 @@ ROWS = (
         ATTENTION_NAMES,
         attention,
     ),
-    # windows that do not overlap, times W_ok
+    # windows times W_ok
     Spelling((*FUNCTIONS, *_ATEN_CONVOLUTIONS), CONVOLUTION_NAMES, convolution),
     Spelling((aten.convolution.default,), ATEN_CONVOLUTION_NAMES, convolution),
+    Spelling((*TRANSPOSED_FUNCTIONS, *_ATEN_TRANSPOSED), TRANSPOSED_NAMES, transposed),
     # rows sorted by expert, times the W_kn of each
     Spelling(GROUPED_MATMULS, ("x", "w", "offs", "bias", "out_dtype"), _grouped),
     Spelling(_FUSED, (), _not_yet("this operator with a matmul inside")),

@@ -9,6 +9,7 @@ from qfx.ops import (
     attention_decode,
     binary,
     bmm,
+    convolution,
     cuda_float_linear,
     experts,
     experts_backward,
@@ -29,9 +30,29 @@ from qfx.ops import (
 from qfx.ops.registry import FAKES, REFERENCES
 
 __all__ = [
-    "FAKES", "REFERENCES", "attention", "attention_decode", "binary", "bmm", "cuda_float_linear",
-    "experts", "experts_backward", "experts_ste", "flops", "guard", "kv_attention", "kv_blocks",
-    "kv_cache", "legacy_operators", "linear", "quantize", "rotation", "sharding", "ste", "weight",
+    "FAKES",
+    "REFERENCES",
+    "attention",
+    "attention_decode",
+    "binary",
+    "bmm",
+    "convolution",
+    "cuda_float_linear",
+    "experts",
+    "experts_backward",
+    "experts_ste",
+    "flops",
+    "guard",
+    "kv_attention",
+    "kv_blocks",
+    "kv_cache",
+    "legacy_operators",
+    "linear",
+    "quantize",
+    "rotation",
+    "sharding",
+    "ste",
+    "weight",
 ]  # fmt: skip
 
 if "torch.distributed.tensor" in sys.modules:  # else where one of them is met first

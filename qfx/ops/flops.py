@@ -39,6 +39,14 @@ def _linears(x: Tensor, *_: Any, out_val: Sequence[Tensor] = (), **__: Any) -> i
     return sum(2 * y.numel() * x.shape[-1] for y in out_val)
 
 
+@register_flop_formula(ops.conv_dynamic, get_raw=True)
+def _conv(x: Tensor, weight: Tensor, *given: Any, out_val: Any = None, **__: Any) -> int:
+    """Counts what the windows of a group are multiplied by, zeros of the padding included."""
+    groups = weight.shape[0] if weight.dim() == 2 else 1
+    kernel = given[_place(ops.conv_dynamic, "kernel") - 2]
+    return 2 * int(out_val.numel()) * math.prod(kernel) * (x.shape[1] // groups)
+
+
 @register_flop_formula(ops.experts, get_raw=True)
 def _experts(x: Tensor, expert: Tensor, *given: Any, **__: Any) -> int:
     """Counts both products of each slot of each token, experts that do not exist included."""

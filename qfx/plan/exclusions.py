@@ -10,7 +10,7 @@ from torch import fx
 
 from qfx.match.base import Match
 from qfx.match.site import Site
-from qfx.ops.forms import form_of, why_no_gradient, why_not_guarded
+from qfx.ops.forms import IM2COL, form_of, why_no_gradient, why_not_guarded
 from qfx.plan.plan import Entry
 from qfx.values.limits import why_few_features
 from qfx.values.scheme import Scheme
@@ -45,6 +45,9 @@ def impossible(site: Site, scheme: Scheme) -> str | None:
         return why_not
     if lacking := form.lacking(scheme, site.device):
         return f"{scheme}: {lacking}"
+    reads_windows = any(method == "im2col" for method, _ in site.x_view)
+    if reads_windows and (lacking := IM2COL.lacking(site.device)):
+        return f"a convolution whose windows overlap or are padded: {lacking}"
     if (scheme.group or scheme.w.grouped) and not site.k:
         return f"{scheme}: K is 0 or not known, so the weight cannot be cut into groups"
     return None
@@ -92,13 +95,22 @@ def _users(node: fx.Node) -> Iterator[fx.Node]:
 
 def _why_angle(match: Match) -> str | None:
     """Returns the reason if the output is an angle. The error of an angle does not shrink with the
-    angle, so its sine has the same absolute error."""
+    angle, so its sine has the same absolute error. In `x + sin(x)`, as vocoders have it, x is no
+    angle: its own error is as large."""
     if isinstance(match, Site) and match.activation != "none":
         return None
     periodic = next(_periodic_users(match.out), None)
-    if periodic is None:
+    if periodic is None or not all(_is_of_angles(user) for user in match.out.users):
         return None
     return f"its output is an angle of {periodic}, which turns an absolute error into one of phase"
+
+
+def _is_of_angles(user: fx.Node) -> bool:
+    """Whether a node is a periodic function, or what it computes is read by one."""
+    name = _name(user)
+    return name in _PERIODIC | {"polar"} or (
+        name in _PASSED and next(_periodic_users(user), None) is not None
+    )
 
 
 def _periodic_users(node: fx.Node) -> Iterator[str]:

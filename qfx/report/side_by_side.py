@@ -140,7 +140,9 @@ class SideBySide(fx.Interpreter):
         assert entry.scheme is not None
         given, w = self.env[site.x], self._constant(site.weight)
         x = apply(site.x_view, given)
-        bias = None if site.bias is None else self._constant(site.bias)
+        bias = None
+        if site.bias is not None:
+            bias = apply(site.bias_view, self._constant(site.bias))
         dtype = site.out_dtype or w.dtype
         w_nk = apply(site.view, w).to(dtype)
         guard = entry.guard and entry.guard._replace(site=TRIAL)

@@ -144,6 +144,9 @@ def _replace(entry: Entry, site: Site, provide: Provide, inputs: Inputs) -> fx.N
     case = Circumstance(nodes.turned, site.trains, guarded, canonical=True)
     shared, own = lower(nodes.scheme, case)
     values = nodes.values | {"bias": bias, "activation": site.activation}
+    if bias is not None and site.bias_view:
+        with graph.inserting_before(site.node):
+            values["bias"] = emit_view(site.bias_view, bias)
     values |= {"out_dtype": _out_dtype(site)} | inputs.of(site, nodes.values, shared)
     with graph.inserting_before(site.node):
         if entry.guard:

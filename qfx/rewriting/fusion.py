@@ -153,6 +153,12 @@ def _floats_change(root: fx.Node, bound: Bound) -> str | None:
     return f"{writer} may write to what its codes are of" if writer else None
 
 
+def _image_changes(root: fx.Node, bound: Bound) -> str | None:
+    """Refuses if the image may change before the convolution would read it."""
+    writer = changed_between(bound["rows"], root, [bound["x"]])
+    return f"{writer} may write to what its windows are of" if writer else None
+
+
 def _has_no_kernel(root: fx.Node, bound: Bound) -> str | None:
     return DYNAMIC.lacking(device(bound["t"]))
 
@@ -239,6 +245,19 @@ RULES: tuple[tuple[Rule, ...], ...] = (
             template("int8_bmm_dynamic(left, right, axes, bits, is_symmetric, b_bits, out_dtype)"),
             (_products_are_read, _factors_are_shared),
             _axes,
+        ),
+    ),
+    (
+        Rule(  # windows are quantized where they are read
+            pattern(
+                "linear_dynamic(rows, weight, layout, bias, code, activation, out_dtype, factor)",
+                rows="im2col(x, kernel, stride, padding, dilation)",
+            ),
+            template(
+                "conv_dynamic(x, weight, layout, bias, kernel, stride, padding, dilation, code, "
+                "activation, out_dtype, factor)"
+            ),
+            (_image_changes,),
         ),
     ),
 )  # fmt: skip

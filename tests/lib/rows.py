@@ -276,6 +276,31 @@ def _experts_backward(row: Row, g: torch.Generator) -> tuple[Any, ...]:
     return (grad, codes, *between, limit, shift, row.dtype, [True] * 4)
 
 
+def _window(row: Row) -> tuple[list[int], ...]:
+    """Returns a kernel with as many outputs as inputs, of 3 taps if the row's k allows it, its
+    stride, padding and dilation."""
+    taps = 3 if row.k % 3 == 0 else 1
+    return [taps], [1], [taps // 2] * 2, [1]
+
+
+def _image(row: Row, g: torch.Generator) -> Tensor:
+    """Makes an image [B, C, L] with a window for each row of x."""
+    (taps,), batch = _window(row)[0], math.prod(row.leading[:-1])
+    length = row.leading[-1] if row.leading else 1
+    return torch.randn(batch, row.k // taps, length, generator=g).to(row.dtype)
+
+
+def _conv(row: Row, g: torch.Generator) -> tuple[Any, ...]:
+    end = (*_window(row), row.code, row.activation, row.out_dtype, _factor(row, g))
+    return (_image(row, g), *_packed(row, g), _bias(row, g), *end)
+
+
+def _im2col_backward(row: Row, g: torch.Generator) -> tuple[Any, ...]:
+    grad, image = _x(row, g), _image(row, g)
+    rows = (image.shape[0], image.shape[2], row.k)
+    return (grad.reshape(rows), list(image.shape), *_window(row))
+
+
 def _float(row: Row, g: torch.Generator) -> tuple[Any, ...]:
     return (_x(row, g), *_packed(row, g), *_tail(row, g))
 
@@ -483,6 +508,9 @@ BUILDERS: dict[str, Callable[[Row, torch.Generator], tuple[Any, ...]]] = {
     "linear_experts_backward": _sorted_backward,
     "experts": _experts,
     "experts_backward": _experts_backward,
+    "im2col": lambda r, g: (_image(r, g), *_window(r)),
+    "im2col_backward": _im2col_backward,
+    "conv_dynamic": _conv,
     "linear_float": _float,
     "linear_requantize": _requantize,
     "linear_ste": _ste,
@@ -511,6 +539,7 @@ VARIANTS: dict[str, tuple[dict[str, Any], ...]] = {
             "linear",
             "linear_dynamic",
             "linears",
+            "conv_dynamic",
             "linear_experts",
             "linear_experts_ste",
             "linear_experts_backward",
@@ -546,6 +575,7 @@ def _is_one(fields: dict[str, Any]) -> bool:
 _TRANSFORMED = (
     "rotate", "quantize", "linear_dynamic", "linears", "linear_experts",
     "linear_experts_ste", "linear_experts_backward", "linear_ste", "linear_guarded",
+    "conv_dynamic",
 )  # fmt: skip
 _SHAPES = (
     {"leading": (1,), "k": 16, "n": 32},
@@ -561,11 +591,11 @@ _SHAPES = (
 )
 _ARRANGING = (
     "int8_mm", "linear", "linear_dynamic", "linears", "linear_requantize", "linear_ste",
-    "linear_guarded", "binary_mm", "binary_linear",
+    "linear_guarded", "binary_mm", "binary_linear", "conv_dynamic",
 )  # fmt: skip
 _QUANTIZED = (
     "quantize", "fake_quantize", "linear_dynamic", "linears", "linear_experts", "experts",
-    "int8_bmm_dynamic", "linear_guarded",
+    "int8_bmm_dynamic", "linear_guarded", "conv_dynamic",
 )  # fmt: skip
 _ROWWISE = (*_QUANTIZED, "dequantize", "int8_mm", "int8_bmm", "linear")
 _FLOAT_OUT = (
@@ -639,6 +669,7 @@ ROWS += [
         ("linears", {"x_groups": True, "bits": 5}),
         ("linear_experts", {"x_groups": True}),
         ("experts", {"x_groups": True, "bits": 5}),
+        ("conv_dynamic", {"x_groups": True, "bits": 5}),
         ("linear_guarded", {}),
         ("linear_guarded", {"x_groups": True, "w_rows": True}),
     )
@@ -677,6 +708,7 @@ ROWS += [
         ("linear_experts", {}),
         ("experts", {}),
         ("experts", {"x_groups": True}),
+        ("conv_dynamic", {}),
         ("linear", {"x_groups": True}),
         ("linear_dynamic", {"bits": 5}),
         ("linear_dynamic", {"x_groups": True, "bias": False}),

@@ -109,7 +109,7 @@ void for_each_panel(const RowSource& from, std::span<const Columns> all) {
   if (threads == 1) return run_alone(from, outputs.panels, run);
   const Grid grid = grid_of(extent_of(rows, outputs.panels), threads);
   in_two_steps(
-      threads, rows.count, rows_of_part(rows.count, threads),
+      threads, rows.count, rows_of_part(rows.count, threads, from.part()),
       [&](int64_t begin, int64_t end) { from.fill(begin, end); },
       [&](int64_t share) {
         grid.for_each_task(share, run);
@@ -139,7 +139,8 @@ void gemm(const RowSource& from, std::span<const Product> products) {
 void gemm(const std::vector<Pairing>& batch, int64_t threads) {
   const Rows& rows = batch[0].from.rows;
   const int64_t count = static_cast<int64_t>(batch.size());
-  const int64_t panels = batch[0].panels.weight.panels(), part = rows_of_part(rows.count, threads);
+  const int64_t panels = batch[0].panels.weight.panels();
+  const int64_t part = rows_of_part(rows.count, threads, batch[0].from.part());
   const int64_t parts = panels + (rows.count + part - 1) / part;
   const Extent extent = {count, rows.count, panels, rows.format->tile_rows, most_rows(rows)};
   const Grid grid = grid_of(extent, threads);

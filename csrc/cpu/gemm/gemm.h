@@ -58,6 +58,8 @@ struct RowSource {
   virtual ~RowSource() = default;
   virtual void fill(int64_t begin, int64_t end) const = 0;
   virtual int64_t work() const = 0;  // of all rows, in parallel.h's unit
+  // Rows that a thread had best fill at a time, at most: so many are worked on side by side.
+  virtual int64_t part() const { return 8; }
 };
 
 // A weight, and what packs some of its panels; called from several threads at once for different

@@ -35,7 +35,7 @@ struct RowPart {
 std::vector<RowPart> row_parts(std::span<const Meeting> all, int64_t threads) {
   int64_t rows = 0;
   for (const Meeting& each : all) rows += each.from.rows.count;
-  const int64_t most = rows_of_part(rows, threads);
+  const int64_t most = rows_of_part(rows, threads, all[0].from.part());
   std::vector<RowPart> parts;
   for (const auto& [from, columns] : all) {
     const int64_t count = from.rows.count;

@@ -59,7 +59,7 @@ void IntegerSink::tile(const int32_t* raw, int64_t m, int count, int64_t p,
 
 bool past_caches(const FloatOutput& to, const PackedWeight& w, const Tuning& tuning) {
   constexpr int64_t kLine = 64;
-  return to.bytes >= tuning.far_bytes && w.n * to.element() % kLine == 0 &&
+  return to.bytes >= tuning.far_bytes && to.row_of(w) * to.element() % kLine == 0 &&
          reinterpret_cast<uintptr_t>(to.data) % kLine == 0;
 }
 
@@ -92,7 +92,7 @@ void FloatSink::tile(const int32_t* raw, int64_t m, int count, int64_t p,
 
 bool FloatSink::epilogue_of(const int32_t* raw, int64_t m, int count, int64_t p, const Panel& panel,
                             EpilogueArgs* args) const {
-  char* out = to.data + ((first + m) * w.n + p * kPanel) * to.element();
+  char* out = to.data + ((first + m) * to.row_of(w) + p * kPanel) * to.element();
   const float* scale = row_scale + (first + m) * scale_stride;
   *args = {raw,
            count,
@@ -105,7 +105,7 @@ bool FloatSink::epilogue_of(const int32_t* raw, int64_t m, int count, int64_t p,
            to.activation,
            to.dtype,
            out,
-           w.n,
+           to.row_of(w),
            columns_of(w, p) == kPanel && past_caches(to, w, rows.tuning)};
   return true;
 }

@@ -28,8 +28,10 @@ struct FloatOutput {
   Dtype dtype;
   char* data;         // [M, N]
   int64_t bytes = 0;  // of all of it, where that is known
+  int64_t stride = 0;  // from row to row in elements; 0: N
 
   int64_t element() const { return dtype == Dtype::kFloat32 ? 4 : 2; }
+  int64_t row_of(const PackedWeight& w) const { return stride == 0 ? w.n : stride; }
 };
 
 // Whether outputs go to memory in whole lines, as they leave the caches before they are read.

@@ -27,9 +27,8 @@ void run_alone(const RowSource& from, int64_t panels, const F& run) {
 }
 
 // Rows that a thread fills at a time: few enough that each of them gets some.
-inline int64_t rows_of_part(int64_t rows, int64_t threads) {
-  constexpr int64_t kMost = 8;  // which a source may work on side by side
-  return std::clamp<int64_t>(rows / (2 * threads), 1, kMost);
+inline int64_t rows_of_part(int64_t rows, int64_t threads, int64_t most) {
+  return std::clamp<int64_t>(rows / (2 * threads), 1, most);
 }
 
 }  // namespace qfx::cpu

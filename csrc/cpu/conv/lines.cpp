@@ -1,0 +1,159 @@
+#include "cpu/conv/lines.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace qfx::cpu {
+namespace {
+
+// Lines are kept between outputs where so much holds those of a window.
+constexpr int64_t kKeptBytes = 1 << 20;
+constexpr int64_t kPart = 128;  // outputs of a longer line that are read at a time
+
+Range widest(const Range& a, const Range& b) {
+  return {std::max(a.magnitude, b.magnitude), std::min(a.low, b.low), std::max(a.high, b.high)};
+}
+
+// Inputs from the first to the last one of `count` outputs.
+int64_t reach_of(const WindowAxis& axis, int64_t count) {
+  return (count - 1) * axis.stride + (axis.kernel - 1) * axis.dilation + 1;
+}
+
+// Lines that lie between the first and the last one of a window.
+int64_t lines_of(const Windows& of) { return (of.h.kernel - 1) * of.h.dilation + 1; }
+
+// Transposes channels [C][columns], `channel` and `column` apart, to [columns][C].
+template <typename Element>
+void interleave(const Element* from, int64_t channel, int64_t column, int64_t channels,
+                int64_t columns, Element* to) {
+  constexpr int64_t kTile = 16;
+  for (int64_t first = 0; first < columns; first += kTile) {
+    const int64_t last = std::min(first + kTile, columns);
+    for (int64_t c = 0; c < channels; ++c) {
+      const Element* line = from + c * channel;
+      for (int64_t w = first; w < last; ++w) to[w * channels + c] = line[w * column];
+    }
+  }
+}
+
+}  // namespace
+
+int64_t LineReading::part() const {
+  const int64_t line = reach_of(of.w, of.w.out) * of.channels * sizeof(float);
+  return line * of.d.kernel * lines_of(of) <= kKeptBytes ? of.w.out : std::min(kPart, of.w.out);
+}
+
+void Lines::prepare(const LineReading& from, const OutputPixel& at, const LinePart& given) {
+  const Windows& of = from.of;
+  const bool whole = from.part() == of.w.out;
+  const LinePart part = whole ? LinePart{0, of.w.out} : given;
+  lay_out(from, part);
+  const int64_t slots = lines_of(of);
+  for (int64_t i = 0; i < of.d.kernel * of.h.kernel; ++i) {
+    const int64_t tap_d = i / of.h.kernel;
+    const int64_t d = of.d.input(at.d, tap_d), h = of.h.input(at.h, i % of.h.kernel);
+    const int64_t slot = tap_d * slots + (h + slots * of.h.before) % slots;
+    const Key key = {from.number, at.b, d, h, part.begin, part.end};
+    if (keys_[slot] != key) {
+      fill(from, key, slot);
+      keys_[slot] = key;
+    }
+    slot_of_[i] = slot;
+  }
+}
+
+void Lines::lay_out(const LineReading& from, const LinePart& part) {
+  const Windows& of = from.of;
+  if (number_ == from.number && part_.end - part_.begin == part.end - part.begin) {
+    part_ = part;
+    return;
+  }
+  const int64_t slots = of.d.kernel * lines_of(of), outputs = part.end - part.begin;
+  number_ = from.number;
+  part_ = part;
+  channels_ = of.channels;
+  columns_ = reach_of(of.w, outputs);
+  floats_of_line_ = columns_ * of.channels;
+  step_ = of.w.stride * of.channels;
+  floats_ = memory_.get<float>(slots * floats_of_line_);
+  reached_ = reached_ranges_.get<Range>(slots * outputs);
+  keys_.assign(slots, Key{});
+  slot_of_.assign(of.d.kernel * of.h.kernel, 0);
+}
+
+void Lines::fill(const LineReading& from, const Key& key, int64_t slot) {
+  const Windows& of = from.of;
+  float* to = floats_ + slot * floats_of_line_;
+  Range* reached = reached_ + slot * (part_.end - part_.begin);
+  const int64_t first = of.w.input(part_.begin, 0);
+  const int64_t begin = std::clamp<int64_t>(-first, 0, columns_);
+  const int64_t end = std::clamp<int64_t>(of.w.size - first, begin, columns_);
+  if (!of.d.inside(key.d) || !of.h.inside(key.h)) {
+    std::fill_n(to, floats_of_line_, 0.f);
+    std::fill_n(reached, part_.end - part_.begin, Range{0, 0, 0});
+    return;
+  }
+  std::fill_n(to, begin * channels_, 0.f);
+  std::fill_n(to + end * channels_, (columns_ - end) * channels_, 0.f);
+  Key inside = key;
+  inside.begin = first + begin;
+  inside.end = first + end;
+  fill_pixels(from, inside, to + begin * channels_);
+  if (!from.ranges && from.rotation == 0) return;
+  Range* ranges = pixel_ranges_.get<Range>(columns_);
+  std::fill_n(ranges, columns_, Range{0, 0, 0});
+  const Transform rotated = {nullptr, from.rotation};
+  for (int64_t w = begin; w < end; ++w) {
+    float* pixel = to + w * channels_;
+    if (from.rotation != 0) {
+      from.kernels.row->rotate(pixel, channels_, &rotated, pixel, ranges + w);
+    } else {
+      from.kernels.row->range(pixel, channels_, ranges + w);
+    }
+  }
+  find_ranges(from, ranges, reached);
+}
+
+// Columns [key.begin, key.end) of a line that lies in the image.
+void Lines::fill_pixels(const LineReading& from, const Key& key, float* to) {
+  const Image& x = from.x;
+  const int64_t count = key.end - key.begin;
+  const char* source = x.at(key.b, key.d, key.h, key.begin);
+  const bool floats = x.dtype == Dtype::kFloat32;
+  if (x.c == 1 || channels_ == 1) {
+    for (int64_t w = 0; w < count; ++w) {
+      const char* pixel = source + w * x.w * x.element();
+      if (floats) {
+        std::memcpy(to + w * channels_, pixel, channels_ * sizeof(float));
+      } else {
+        from.kernels.row->widen(pixel, x.dtype, channels_, to + w * channels_);
+      }
+    }
+    return;
+  }
+  if (floats) {
+    return interleave(reinterpret_cast<const float*>(source), x.c, x.w, channels_, count, to);
+  }
+  auto* raw = raw_.get<uint16_t>(count * channels_);
+  interleave(reinterpret_cast<const uint16_t*>(source), x.c, x.w, channels_, count, raw);
+  from.kernels.row->widen(raw, x.dtype, count * channels_, to);
+}
+
+void Lines::find_ranges(const LineReading& from, const Range* of_pixels, Range* reached) const {
+  const WindowAxis& w = from.of.w;
+  for (int64_t o = 0; o < part_.end - part_.begin; ++o) {
+    const Range* pixel = of_pixels + o * w.stride;
+    Range all = pixel[0];
+    for (int64_t tap = 1; tap < w.kernel; ++tap) all = widest(all, pixel[tap * w.dilation]);
+    reached[o] = all;
+  }
+}
+
+Range Lines::range(int64_t w) const {
+  const int64_t outputs = part_.end - part_.begin, at = w - part_.begin;
+  Range all = {0, 0, 0};
+  for (const int64_t slot : slot_of_) all = widest(all, reached_[slot * outputs + at]);
+  return all;
+}
+
+}  // namespace qfx::cpu

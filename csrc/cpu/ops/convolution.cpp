@@ -1,0 +1,159 @@
+// im2col and conv_dynamic on the CPU.
+#include "cpu/conv/convolution.h"
+
+#include <array>
+#include <vector>
+
+#include "cpu/conv/im2col.h"
+#include "cpu/kernels/dispatch.h"
+#include "cpu/ops/arguments.h"
+#include "cpu/ops/row_values.h"
+#include "cpu/ops/weight_stack.h"
+#include "implement.h"
+
+namespace qfx::cpu {
+namespace {
+
+constexpr size_t kMostAxes = 3;
+
+// How windows lie in an image, as operators are told.
+struct WindowArguments {
+  std::vector<int64_t> kernel, stride, padding, dilation;
+};
+
+void check_each(const char* op, const char* what, const std::vector<int64_t>& values, size_t count,
+                int64_t least) {
+  bool fits = values.size() == count;
+  for (const int64_t value : values) fits = fits && value >= least;
+  STD_TORCH_CHECK(fits, op, ": ", what, " is [", text_of(values), "], expected ", count,
+                  " numbers of at least ", least);
+}
+
+// Outputs of an axis of `size` inputs.
+int64_t outputs_of(const WindowAxis& axis, int64_t after) {
+  const int64_t room = axis.size + axis.before + after - (axis.kernel - 1) * axis.dilation - 1;
+  return room < 0 ? 0 : room / axis.stride + 1;
+}
+
+// x [B, C, sizes], in groups of channels.
+Windows windows_of(const char* op, const Tensor& x, const WindowArguments& how, int64_t groups) {
+  const size_t count = how.kernel.size();
+  STD_TORCH_CHECK(count >= 1 && count <= kMostAxes, op, ": kernel has ", count,
+                  " sizes, expected one for each of 1 to 3 axes");
+  STD_TORCH_CHECK(x.dim() == static_cast<int64_t>(count) + 2, op, ": x has shape ", shape_of(x),
+                  ", expected a batch, channels and ", count, " axes");
+  check_each(op, "kernel", how.kernel, count, 1);
+  check_each(op, "stride", how.stride, count, 1);
+  check_each(op, "padding", how.padding, 2 * count, 0);
+  check_each(op, "dilation", how.dilation, count, 1);
+  STD_TORCH_CHECK(groups > 0 && x.size(1) % groups == 0, op, ": x has ", x.size(1),
+                  " channels, which ", groups, " groups do not divide");
+  Windows of = {x.size(0), x.size(1) / groups, {}, {}, {}};
+  const std::array<WindowAxis*, kMostAxes> axes = {&of.w, &of.h, &of.d};
+  for (size_t i = 0; i < count; ++i) {
+    const size_t from = count - 1 - i;
+    WindowAxis& axis = *axes[i];
+    axis = {x.size(static_cast<int64_t>(from) + 2), how.kernel[from],      how.stride[from],
+            how.dilation[from],                     how.padding[2 * from], 1};
+    axis.out = outputs_of(axis, how.padding[2 * from + 1]);
+  }
+  return of;
+}
+
+Image image_of(const char* op, const Tensor& x) {
+  const int64_t axes = x.dim() - 2;
+  const auto step = [&](int64_t back) { return back < axes ? x.stride(x.dim() - 1 - back) : 0; };
+  return {static_cast<const char*>(x.const_data_ptr()),
+          dtype_of(op, x.scalar_type()),
+          x.stride(0),
+          x.stride(1),
+          step(2),
+          step(1),
+          step(0)};
+}
+
+// [B, outputs, last].
+std::vector<int64_t> shape_for(const Windows& of, size_t axes, int64_t last) {
+  std::vector<int64_t> shape = {of.batch};
+  if (axes > 2) shape.push_back(of.d.out);
+  if (axes > 1) shape.push_back(of.h.out);
+  shape.push_back(of.w.out);
+  shape.push_back(last);
+  return shape;
+}
+
+Tensor im2col_of(Tensor x, std::vector<int64_t> kernel, std::vector<int64_t> stride,
+                 std::vector<int64_t> padding, std::vector<int64_t> dilation) {
+  constexpr const char* op = "im2col";
+  check_float(op, "x", x);
+  const size_t axes = kernel.size();
+  const Windows of = windows_of(op, x, {kernel, stride, padding, dilation}, 1);
+  Tensor rows = empty_on_cpu(shape_for(of, axes, of.k()), x.scalar_type());
+  if (rows.numel() == 0) return rows;
+  im2col(image_of(op, x), of, 0, of.rows(), static_cast<char*>(rows.mutable_data_ptr()));
+  return rows;
+}
+
+// A packed weight [bytes], or one for each group of channels [G, bytes].
+class OpenedWeights {
+ public:
+  OpenedWeights(const char* op, const Tensor& weight, const Tensor& x, int64_t k,
+                const std::vector<int64_t>& layout, int64_t group)
+      : weight_(weight) {
+    if (weight.dim() == 1) {
+      all_.push_back(weight_of(op, &weight_, x, k, layout));
+      check_group_of_floats(op, all_[0], group);
+      return;
+    }
+    stack_.emplace(op, "weight", weight, std::nullopt, k, layout);
+    for (int64_t g = 0; g < weight.size(0); ++g) all_.push_back(stack_->open(g, group));
+  }
+
+  const Weight& of_group(int64_t g) const { return all_[g]; }
+
+ private:
+  Tensor weight_;
+  std::optional<WeightStack> stack_;
+  std::vector<Weight> all_;
+};
+
+Tensor conv_dynamic(Tensor x, Tensor weight, std::vector<int64_t> layout,
+                    std::optional<Tensor> bias, std::vector<int64_t> kernel,
+                    std::vector<int64_t> stride, std::vector<int64_t> padding,
+                    std::vector<int64_t> dilation, std::vector<int64_t> code, Text activation,
+                    ScalarType out_dtype, std::optional<Tensor> factor) {
+  constexpr const char* op = "conv_dynamic";
+  check_float(op, "x", x);
+  check_dtype(op, "weight", weight, {ScalarType::Char});
+  const int64_t groups = weight.dim() == 2 ? weight.size(0) : 1;
+  const Windows of = windows_of(op, x, {kernel, stride, padding, dilation}, groups);
+  const auto& [spec, group, rotation] = activation_code_of(op, code);
+  const int64_t n = layout_argument_of(op, layout).n;
+  check_cpu_transform(op, x, {of.rows(), of.k()}, factor, rotation);
+  const float* biases = bias_of(op, bias, n * groups);
+  const Activation act = activation_of(op, activation);
+  const Dtype dtype = dtype_of(op, out_dtype);
+  factor = made_contiguous(factor);
+  OpenedWeights weights(op, weight, x, of.k(), layout, group);
+  Tensor y = empty_on_cpu(shape_for(of, kernel.size(), n * groups), out_dtype);
+  if (y.numel() == 0) return y;
+  const Image image = image_of(op, x);
+  const WindowCode how = {spec, group, transform_of(factor, rotation)};
+  for (int64_t g = 0; g < groups; ++g) {
+    FloatOutput to = {biases == nullptr ? nullptr : biases + g * n, act, dtype,
+                      static_cast<char*>(y.mutable_data_ptr()) + g * n * size_of(dtype)};
+    to.bytes = y.numel() * size_of(dtype);
+    to.stride = n * groups;
+    convolution(kernels_of(current_isa()), image.channels_from(g * of.channels), of, how,
+                {weights.of_group(g), to});
+  }
+  return y;
+}
+
+STABLE_TORCH_LIBRARY_IMPL(qfx, CPU, m) {
+  implement<"im2col", &im2col_of>(m);
+  implement<"conv_dynamic", &conv_dynamic>(m);
+}
+
+}  // namespace
+}  // namespace qfx::cpu
