@@ -29,6 +29,7 @@ from qfx.rewriting.canonical import rewrite as to_canonical
 from qfx.rewriting.codes import Provide
 from qfx.rewriting.constants import as_constants
 from qfx.rewriting.fusion import fuse
+from qfx.rewriting.layouts import keep_channels_last
 from qfx.rewriting.verify import checking, verify
 from qfx.values.config import Config, Configurable
 from qfx.values.select import check_names
@@ -106,6 +107,11 @@ def _fuse(work: PassState, context: Context) -> None:
     _verify(work)
 
 
+def _lay_out(work: PassState, context: Context) -> None:
+    keep_channels_last(work.gm)
+    _verify(work)
+
+
 def _verify(work: PassState) -> None:
     if checking():
         verify(work.gm, work.given)
@@ -118,11 +124,12 @@ PASSES = (
     Pass("decide", False, _decide),
     Pass("canonical", True, _to_canonical),
     Pass("fuse", True, _fuse),
+    Pass("lay out", True, _lay_out),
 )
 
 
 def run_passes(
-    gm: fx.GraphModule, context: Context, through: str = "fuse", plan: Plan | None = None
+    gm: fx.GraphModule, context: Context, through: str = "lay out", plan: Plan | None = None
 ) -> PassState:
     """Runs the passes up to the one named `through` on `gm`, which is edited. With a `plan`, the
     passes up to the decision are skipped.
@@ -167,5 +174,5 @@ def rewrite(
     if config.smoothing:
         note_own_factors(copy)
     context = Context(config, current_costs(), training=training)
-    work = run_passes(copy, context, "canonical" if canonical else "fuse")
+    work = run_passes(copy, context, "canonical" if canonical else PASSES[-1].name)
     return clone(work.gm), work.plan  # the clone drops what the graph no longer uses

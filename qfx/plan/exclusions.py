@@ -26,6 +26,8 @@ _LINEAR = """
     roll flip
 """
 _MOST_EXPERTS = 1024
+_ADDS = {"add", "iadd"}
+_STEPS = 6  # from a sine to the sum with its argument: a power, a division, casts
 _KEEPING_ORDER = {"softmax", "sigmoid", "softplus", "sqrt"}
 _PASSED = frozenset(_LINEAR.split())  # pointwise linear operations, and copies
 
@@ -100,17 +102,34 @@ def _why_angle(match: Match) -> str | None:
     if isinstance(match, Site) and match.activation != "none":
         return None
     periodic = next(_periodic_users(match.out), None)
-    if periodic is None or not all(_is_of_angles(user) for user in match.out.users):
+    if periodic is None or _is_added_to(match.out):
         return None
     return f"its output is an angle of {periodic}, which turns an absolute error into one of phase"
 
 
-def _is_of_angles(user: fx.Node) -> bool:
-    """Whether a node is a periodic function, or what it computes is read by one."""
-    name = _name(user)
-    return name in _PERIODIC | {"polar"} or (
-        name in _PASSED and next(_periodic_users(user), None) is not None
-    )
+def _is_added_to(node: fx.Node) -> bool:
+    """Whether the node is added to something that is computed from its own sine: `x + sin(a x)^2 /
+    a`."""
+    for user in node.users:
+        if _name(user) in _ADDS:
+            others = [n for n in user.all_input_nodes if n is not node]
+            if any(_is_of_sine(other, node) for other in others):
+                return True
+    return False
+
+
+def _is_of_sine(found: fx.Node, node: fx.Node) -> bool:
+    """Whether `found` is computed, in a few steps, from a periodic function of `node`."""
+    layer = {found}
+    for _ in range(_STEPS):
+        if any(_name(n) in _PERIODIC and _reads(n, node) for n in layer):
+            return True
+        layer = {source for n in layer for source in n.all_input_nodes}
+    return False
+
+
+def _reads(user: fx.Node, node: fx.Node) -> bool:
+    return any(n is node or node in n.all_input_nodes for n in user.all_input_nodes)
 
 
 def _periodic_users(node: fx.Node) -> Iterator[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -139,22 +140,28 @@ class SideBySide(fx.Interpreter):
     def _run_int8(self, site: Site, entry: Entry) -> _Tried:
         assert entry.scheme is not None
         given, w = self.env[site.x], self._constant(site.weight)
-        x = apply(site.x_view, given)
-        bias = None
-        if site.bias is not None:
-            bias = apply(site.bias_view, self._constant(site.bias))
-        dtype = site.out_dtype or w.dtype
-        w_nk = apply(site.view, w).to(dtype)
+        bias = None if site.bias is None else self._constant(site.bias)
         guard = entry.guard and entry.guard._replace(site=TRIAL)
         alone = int8_form(replace(entry, guard=guard), site, given, w, bias).forward
 
-        def in_float() -> Tensor:
-            b = None if bias is None else bias.to(dtype)
-            return activate(site.activation, F.linear(x.to(dtype), w_nk, b))
-
+        in_float = self._in_float(site, given, w, bias)
         float_s, int8_s = medians(in_float, lambda: alone(given), rounds=_ROUNDS)
         taken(TRIAL)
         return _Tried(alone(given), float_s, int8_s, taken(TRIAL) if guard else None)
+
+    def _in_float(
+        self, site: Site, x: Tensor, w: Tensor, bias: Tensor | None
+    ) -> Callable[[], Tensor]:
+        """Returns a function that computes the matmul in float: a convolution as the model calls
+        it, everything else as a linear."""
+        dtype = site.out_dtype or w.dtype
+        if any(method == "im2col" for method, _ in site.x_view):
+            run: Any = site.node.target
+            args, kwargs = self.fetch_args_kwargs_from_env(site.node)
+            return lambda: activate(site.activation, run(*args, **kwargs))
+        rows, w_nk = apply(site.x_view, x).to(dtype), apply(site.view, w).to(dtype)
+        b = None if bias is None else apply(site.bias_view, bias).to(dtype)
+        return lambda: activate(site.activation, F.linear(rows, w_nk, b))
 
     def _run_product(self, product: Product, entry: Entry, result: Tensor) -> None:
         assert entry.scheme is not None and entry.scheme.x is not None

@@ -36,6 +36,8 @@ class Weights(nn.Module):
         self.batched = parameter(4, K, N)
         self.experts, self.split = parameter(4, N, K), parameter(2, 4, N)
         self.c1, self.c2 = parameter(N, K, 1), parameter(N, 3, 2, 4)
+        self.t1, self.t2 = parameter(K, N, 5), parameter(K, N, 2, 4)
+        self.c3 = parameter(N, 2, 3, 2, 3)
         self.run = run
 
     def forward(self, x: Tensor) -> Tensor:
@@ -72,6 +74,33 @@ CASES: dict[str, Case] = {
     "conv_same_dilated": (lambda s, x: F.conv1d(x, s.c1, None, 1, "same", 2), (2, K, 5)),
     "conv_then_view": (lambda s, x: F.conv1d(x, s.c1).view(2, -1), (2, K, 5)),
     "conv_then_relu": (lambda s, x: F.relu(F.conv1d(x, s.c1)), (2, K, 5)),
+    "conv_overlap": (lambda s, x: F.conv2d(x, s.c2, s.b), (2, 3, 6, 8)),
+    "conv_padding": (lambda s, x: F.conv1d(x, s.c1, s.b, padding=1), (2, K, 5)),
+    "conv_same_uneven": (lambda s, x: F.conv2d(x, s.c2, padding="same"), (2, 3, 6, 8)),
+    "conv_dilation": (
+        lambda s, x: F.conv2d(x, s.c2, stride=(3, 4), dilation=(2, 1)),
+        (2, 3, 6, 8),
+    ),
+    "conv_overlap_channels_last": (
+        lambda s, x: F.conv2d(x.contiguous(memory_format=torch.channels_last), s.c2, s.b).relu(),
+        (2, 3, 6, 8),
+    ),
+    "conv3d_overlap": (lambda s, x: F.conv3d(x, s.c3, s.b, padding=(1, 0, 1)), (2, 2, 4, 5, 3)),
+    "transposed": (lambda s, x: F.conv_transpose1d(x, s.t1, s.b), (2, K, 5)),
+    "transposed_phases": (
+        lambda s, x: F.conv_transpose1d(x, s.t1, s.b, stride=2, padding=1, output_padding=1),
+        (2, K, 5),
+    ),
+    "transposed_2d": (
+        lambda s, x: F.conv_transpose2d(x, s.t2, s.b, stride=(2, 3), padding=(0, 1)),
+        (2, K, 4, 5),
+    ),
+    "transposed_2d_channels_last": (
+        lambda s, x: F.conv_transpose2d(
+            x.contiguous(memory_format=torch.channels_last), s.t2, None, stride=2, padding=1
+        ),
+        (2, K, 4, 5),
+    ),
     "left": (lambda s, x: s.nk @ x, (2, K, 5)),
     "left_transposed": (lambda s, x: torch.matmul(s.kn.t(), x), (K, 5)),
     "left_plus_column": (lambda s, x: s.nk @ x + s.b[:, None], (2, K, 5)),
@@ -147,7 +176,7 @@ def test_symbolic_and_exported_graphs(name: str) -> None:
 
 def test_dynamic_sizes() -> None:
     """One compilation serves all batch sizes and lengths."""
-    for name in ("einsum_heads", "conv2d_patches", "left"):
+    for name in ("einsum_heads", "conv2d_patches", "conv_overlap", "transposed_phases", "left"):
         run, shape = CASES[name]
         model = Weights(run)
         f = torch.compile(
@@ -167,14 +196,6 @@ REFUSED: dict[str, tuple[Callable[..., Any], tuple[int, ...], str]] = {
     "three": (lambda s, x: torch.einsum("bk,nk,n->bn", x, s.nk, s.b), (5, K), "3 operands"),
     "implicit": (lambda s, x: torch.einsum("bk,nk", x, s.nk), (5, K), "explicit output"),
     "broadcast": (lambda s, x: torch.einsum("bk,nk->bn", x, s.nk), (5, 1), "may broadcast an axis"),
-    "overlap": (lambda s, x: F.conv2d(x, s.c2), (2, 3, 6, 8), "overlap"),
-    "padding": (lambda s, x: F.conv1d(x, s.c1, padding=1), (2, K, 5), "padding 1"),
-    "same": (lambda s, x: F.conv2d(x, s.c2, padding="same"), (2, 3, 6, 8), "padding same"),
-    "dilation": (
-        lambda s, x: F.conv2d(x, s.c2, stride=(3, 4), dilation=(2, 1)),
-        (2, 3, 6, 8),
-        "dilated",
-    ),
     "groups": (lambda s, x: F.conv1d(x, s.c1[:, :4], groups=2), (2, K, 5), "grouped"),
     "vector": (lambda s, x: s.nk @ x, (K,), "times a vector"),
     "two_weights": (lambda s, x: x + s.nk @ s.kn, (N, N), "not a tensor|constant"),

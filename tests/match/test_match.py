@@ -216,7 +216,6 @@ INSIDE: dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...]]] = {
     "bilinear": (F.bilinear, (X2, X2, torch.randn(3, K, K))),
     "chain_matmul": (torch.chain_matmul, (SQUARE, SQUARE)),
     "multi_dot": (lambda a, b: torch.linalg.multi_dot([a, b, a]), (SQUARE, SQUARE)),
-    "conv_transpose": (F.conv_transpose1d, (torch.randn(1, 2, 9), torch.randn(2, 3, 2))),
 }
 
 
