@@ -15,6 +15,7 @@ from qfx.graph.activations import ACTIVATIONS
 from qfx.graph.bodies import RECORDS
 from qfx.graph.capture import is_constant, value
 from qfx.graph.patterns import calls
+from qfx.match.norm import norm_of
 from qfx.match.site import Site
 
 _ADDS = (operator.add, torch.add, ".add", torch.ops.aten.add.Tensor)
@@ -27,6 +28,7 @@ def with_epilogue(site: Site, written: set[fx.Node]) -> Site:
     site = site if grown.bias in written else replace(grown, trains=trains(grown.out))
     if site.trains:  # the gradient of an activation needs its input
         return site
+    site = _grow_norm(site, written)
     for end in site.out.users:
         if name := _one_call(site.out, end) or _several_calls(site.out, end):
             return replace(site, end=end, activation=name)
@@ -96,6 +98,23 @@ def _grow_bias(site: Site) -> Site:
     if not is_constant(others[0]) or bias.shape != (site.n,) or not same_type:
         return site
     return replace(site, bias=others[0], end=add)
+
+
+def _grow_norm(site: Site, written: set[fx.Node]) -> Site:
+    """Extends the match by a batch norm with constant statistics that is the only reader of its
+    result, if its channels are the outputs of the matmul."""
+    user = _only_user(site.out)
+    norm = norm_of(user) if user is not None else None
+    channels = site.y_view[-1:] in ((_LAST,), (_CONTIGUOUS,)) and _LAST in site.y_view
+    flat = not site.y_view and getattr(value(site.node), "ndim", 0) == 2
+    if norm is None or user is None or not (channels or flat) or site.norm is not None:
+        return site
+    if any(n in written for n in norm.constants if n is not None):
+        return site
+    return replace(site, norm=norm, end=user)
+
+
+_LAST, _CONTIGUOUS = ("movedim", (-1, 1)), ("contiguous", ())
 
 
 def _only_user(node: fx.Node) -> fx.Node | None:

@@ -18,12 +18,13 @@ from torch.fx.experimental.symbolic_shapes import guard_or_false
 from qfx.graph.bodies import link
 from qfx.graph.calls import calls
 from qfx.graph.capture import is_constant, module_path, parameter_name, roots, value
+from qfx.graph.computed import nodes_that_compute, sources_of
 from qfx.graph.faults import at
 from qfx.graph.views import T, View, apply, constant_behind, then
 from qfx.graph.writes import nodes_in_transforms, without_gradients, written_roots
 from qfx.host.operators import HigherOrderOperator, OpOverload, OpOverloadPacket
 from qfx.host.tensors import is_fake
-from qfx.match.base import Match, Unmatched
+from qfx.match.base import Match, Unmatched, of_kind
 from qfx.match.contractions import Operands, is_weight
 from qfx.match.epilogue import trains, with_epilogue
 from qfx.match.experts import expert_product
@@ -47,7 +48,10 @@ def match(gm: fx.GraphModule, prefixes: Mapping[str, str] | None = None) -> tupl
     `prefixes`: completes names, as in `qfx.graph.capture.module_path`.
     """
     link(gm)
-    return _matches(gm, prefixes or {})
+    found = _matches(gm, prefixes or {})
+    weights = [m.weight for m in of_kind(found, Site)]
+    inside = {node for weight in weights for node in nodes_that_compute(weight)}
+    return tuple(m for m in found if m.node not in inside)
 
 
 def _matches(gm: fx.GraphModule, prefixes: Mapping[str, str]) -> tuple[Match, ...]:
@@ -137,22 +141,48 @@ def _linear(node: fx.Node, parsed: Operands, prefixes: Mapping[str, str]) -> Mat
     """Returns a `Site` if the right operand is a constant, otherwise a `Product`, or the reason why
     the node is neither."""
     found = constant_behind(parsed.right)
+    if isinstance(found, str) and (sources := sources_of(parsed.right)):
+        return _of_computed(node, parsed, sources, prefixes)
     if isinstance(found, str):
         plain = parsed.w_view == (T,)
         return product(node, parsed.x, parsed.right, "", added=parsed.bias) if plain else found
     weight, view = found
     first, *others = (parameter_name(root, prefixes) for root in roots(weight))
+    view = then(_cut(node, parsed.right), *view, *parsed.w_view)
+    return _site(node, parsed, weight, view, first, tuple(others), prefixes)
+
+
+def _of_computed(
+    node: fx.Node,
+    parsed: Operands,
+    sources: tuple[fx.Node, ...],
+    prefixes: Mapping[str, str],
+) -> Site:
+    """Returns the match of a matmul whose weight the graph computes from constants."""
+    first = parameter_name(sources[0], prefixes)
+    return _site(node, parsed, parsed.right, parsed.w_view, first, (), prefixes)
+
+
+def _site(
+    node: fx.Node,
+    parsed: Operands,
+    weight: fx.Node,
+    view: View,
+    parameter: str,
+    others: tuple[str, ...],
+    prefixes: Mapping[str, str],
+) -> Site:
     return Site(
         node=node,
         x=parsed.x,
         weight=weight,
-        view=then(_cut(node, parsed.right), *view, *parsed.w_view),
+        view=view,
         bias=parsed.bias,
         bias_view=parsed.bias_view,
         out_dtype=getattr(value(node), "dtype", None),
         path=module_path(node, prefixes),
-        parameter=first,
-        others=tuple(others),
+        parameter=parameter,
+        others=others,
         trains=trains(node),
         x_view=parsed.x_view,
         y_view=parsed.y_view,
@@ -202,7 +232,7 @@ def _refusal(site: Site, written: set[fx.Node], dimensions: int = 2) -> str | No
         return f"the weight has {len(shape)} dimensions, not {dimensions}"
     if shape is not None and shape[-1] > LARGEST_K:
         return f"K is above {LARGEST_K}, where an int32 accumulator could overflow"
-    if site.weight in written:
+    if written.intersection({site.weight, *sources_of(site.weight)}):
         return "the weight is modified in place inside the graph"
     return _bias_refusal(site, shape)
 

@@ -9,8 +9,10 @@ import torch
 from torch import fx
 
 from qfx.graph.capture import REPACKED, attribute, roots, value
+from qfx.graph.computed import sources_of
 from qfx.graph.views import View
 from qfx.match.base import Match
+from qfx.match.norm import Norm
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +35,7 @@ class Site(Match):
     y_view: View = ()  # from the matmul's [..., N] to the node's result
     experts: int = 0  # whose weights [E, N, K] the view gives; 0 for one weight
     end: fx.Node | None = None  # the last node of the epilogue, if there is one
+    norm: Norm | None = None  # between the bias and the activation
 
     @property
     def out(self) -> fx.Node:
@@ -57,11 +60,19 @@ class Site(Match):
 
     @property
     def weights(self) -> tuple[fx.Node, ...]:
-        return tuple(roots(self.weight))
+        return sources_of(self.weight) or tuple(roots(self.weight))
 
     @property
     def float_type(self) -> torch.dtype:
         return self.out_dtype or torch.float32
+
+    def without_norm(self) -> Site:
+        """Returns the match without the batch norm and what follows it."""
+        if self.norm is None:
+            return self
+        (before,) = (n for n in self.norm.node.all_input_nodes if n not in self.norm.constants)
+        end = None if before is self.node else before
+        return replace(self, norm=None, activation="none", end=end)
 
     def recording(self) -> Site:
         return replace(self, trains=True)

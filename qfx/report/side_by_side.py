@@ -22,6 +22,7 @@ from qfx.host.shapes import hint
 from qfx.match.attention import Attention
 from qfx.match.base import FLOAT
 from qfx.match.experts import ExpertProduct
+from qfx.match.norm import Norm, folded
 from qfx.match.operator_calls import OwnCall
 from qfx.match.products import Product
 from qfx.match.site import Site
@@ -62,7 +63,7 @@ class SideBySide(fx.Interpreter):
         self.experts = {m.node: (m, e) for m, e in plan.of(ExpertProduct) if e.scheme}
         self.starts = {site.node: (site, entry) for site, entry in sites}
         self.ends = {site.out: site.node for site, _ in sites}
-        self.constants = {n: None for s, _ in sites for n in (s.weight, s.bias) if n is not None}
+        self.constants = {n: None for s, _ in sites for n in _constants(s) if n is not None}
         self.constants |= {m.site.weight: None for m, _ in self.experts.values()}
         self.int8: dict[fx.Node, _Tried] = {}
         self.lefts = {e.match.node: left for e in self.entries if (left := e.match.left)}
@@ -141,6 +142,8 @@ class SideBySide(fx.Interpreter):
         assert entry.scheme is not None
         given, w = self.env[site.x], self._constant(site.weight)
         bias = None if site.bias is None else self._constant(site.bias)
+        if site.norm is not None:
+            site, w, bias = self._with_folded_norm(site, site.norm, w, bias)
         guard = entry.guard and entry.guard._replace(site=TRIAL)
         alone = int8_form(replace(entry, guard=guard), site, given, w, bias).forward
 
@@ -148,6 +151,16 @@ class SideBySide(fx.Interpreter):
         float_s, int8_s = medians(in_float, lambda: alone(given), rounds=_ROUNDS)
         taken(TRIAL)
         return _Tried(alone(given), float_s, int8_s, taken(TRIAL) if guard else None)
+
+    def _with_folded_norm(
+        self, site: Site, norm: Norm, w: Tensor, bias: Tensor | None
+    ) -> tuple[Site, Tensor, Tensor]:
+        """Returns the match, the weight and the bias of a matmul that contain the batch norm after
+        it."""
+        values = [None if n is None else self._constant(n) for n in norm.constants]
+        w, b = folded(apply(site.view, w), bias, norm.eps, site.bias_view, *values)
+        bias_node = site.bias or norm.mean
+        return replace(site, view=(), bias_view=(), norm=None, bias=bias_node), w, b
 
     def _in_float(
         self, site: Site, x: Tensor, w: Tensor, bias: Tensor | None
@@ -221,6 +234,10 @@ class SideBySide(fx.Interpreter):
 def _sizes(entry: Entry) -> int:
     match = entry.match
     return math.prod(hint(size) or 0 for size in (match.batch or 1, match.m, match.k, match.n))
+
+
+def _constants(site: Site) -> tuple[fx.Node | None, ...]:
+    return site.weight, site.bias, *(site.norm.constants if site.norm else ())
 
 
 def int8_form(

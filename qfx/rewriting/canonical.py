@@ -19,6 +19,7 @@ If gradients are recorded, the last two operators are replaced by the one that h
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -33,6 +34,7 @@ from qfx.graph.writes import writes
 from qfx.host.nodes import is_erased
 from qfx.match.attention import Attention
 from qfx.match.experts import ExpertProduct
+from qfx.match.norm import folded
 from qfx.match.products import Product
 from qfx.match.site import Site
 from qfx.ops.guard_counts import Guard
@@ -136,6 +138,7 @@ def finish(gm: fx.GraphModule, graphs: Iterable[fx.Graph]) -> None:
 
 def _replace(entry: Entry, site: Site, provide: Provide, inputs: Inputs) -> fx.Node:
     """Replaces a matmul with a weight by its int8 form and returns the node of its output."""
+    former, (site, made) = site, _with_folded_norm(entry, site, provide)
     graph, bias = site.node.graph, site.bias
     nodes = nodes_of(entry, site, provide)
     if bias is not None and inputs.position.get(bias, -1) > inputs.position[site.node]:
@@ -160,8 +163,39 @@ def _replace(entry: Entry, site: Site, provide: Provide, inputs: Inputs) -> fx.N
         inherit(node, site.node)
     y.meta = dict(site.out.meta)
     site.out.replace_all_uses_with(y)
-    erase(graph, site.out, down_to={site.x, site.weight} | ({bias} if bias else set()))
+    kept = {former.x, former.weight, former.bias}
+    erase(graph, site.out, down_to={node for node in kept if node is not None})
+    for node in made:
+        erase(graph, node, down_to={former.weight})
     return y
+
+
+def _with_folded_norm(
+    entry: Entry, site: Site, provide: Provide
+) -> tuple[Site, tuple[fx.Node, ...]]:
+    """Returns the match of the matmul whose weight and bias contain the batch norm after it, if
+    there is one, and the nodes that compute them. Recipes and guards are of the weight without
+    it."""
+    norm = site.norm
+    if norm is None or entry.recipe is not None or entry.guard is not None:
+        return site.without_norm(), ()
+    graph = site.node.graph
+    for constant in norm.constants:
+        if constant is not None and site.node < constant:
+            site.node.prepend(constant)
+    with graph.inserting_before(site.node):
+        w_nk = emit_view(site.view, site.weight)
+        given: list[Any] = [
+            node and fx.Proxy(node, fx.proxy.GraphAppendingTracer(graph))
+            for node in (w_nk, site.bias, *norm.constants)
+        ]
+        w, b = folded(given[0], given[1], norm.eps, site.bias_view, *given[2:])
+    like = value(site.weight).detach()
+    for proxy, shape in ((w, (site.n, site.k)), (b, (site.n,))):
+        proxy.node.meta["example_value"] = like.new_empty(shape, dtype=torch.float32)
+    bias = provide.folded(b.node)
+    folded_site = replace(site, weight=w.node, view=(), bias=bias, bias_view=(), norm=None)
+    return folded_site, (w.node, b.node)
 
 
 def _emitted(

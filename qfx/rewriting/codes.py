@@ -46,11 +46,13 @@ ProvideConstant = Callable[[fx.Graph, Constant, str], fx.Node]
 
 
 class Provide(NamedTuple):
-    """The functions that add packed weights and constants to a graph. `qfx.rewriting.constants` has
-    the variants."""
+    """The functions that add packed weights and constants to a graph. `folded` returns a node with
+    the value of one that is computed from constants, once if possible. `qfx.rewriting.constants`
+    has the variants."""
 
     weight: ProvideWeight
     constant: ProvideConstant
+    folded: Callable[[fx.Node], fx.Node] = lambda node: node
 
 
 class SiteNodes(NamedTuple):

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, fx
 
 from qfx.graph.bodies import Given, callers, family, siblings
-from qfx.graph.capture import OUTER, attribute, roots
+from qfx.graph.capture import OUTER, attribute, roots, value
+from qfx.graph.computed import computation_of, evaluated, sources_of
 from qfx.graph.views import View, emit_view, token
 from qfx.host.nodes import mark_as_new_input
 from qfx.io.errors import UserError
@@ -24,6 +25,7 @@ from qfx.match.site import Site
 from qfx.ops.packing import Constant, Packing, expert_parts, parts_of
 from qfx.rewriting.codes import PackedNodes, Provide, ProvideConstant, ProvideWeight
 from qfx.weights.cache import pack
+from qfx.weights.folded import Fold
 from qfx.weights.graph_inputs import GraphInputs, PackedPart, WeightSource
 
 
@@ -36,15 +38,30 @@ class Slot(NamedTuple):
     nodes: PackedNodes
 
 
+class FoldedNode(NamedTuple):
+    """A value that is computed from inputs of the graph, `sources`, outside the graph."""
+
+    sources: tuple[fx.Node, ...]
+    compute: Callable[..., Tensor]
+
+
 @dataclass
 class NewInputs:
-    """The inputs that the caller of a rewritten graph must pass in addition to the former ones."""
+    """The inputs that the caller of a rewritten graph must pass in addition to the former ones.
+    `folds`: the values that are computed outside the graph, by their former nodes; `folded`: the
+    new inputs for some of them."""
 
     slots: list[Slot] = field(default_factory=list)
     constants: dict[fx.Node, Constant] = field(default_factory=dict)
+    folds: dict[fx.Node, FoldedNode] = field(default_factory=dict)
+    folded: dict[fx.Node, fx.Node] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
         return bool(self.slots or self.constants)
+
+    def fold(self, node: fx.Node) -> None:
+        """Records that the value of `node` is computed outside the graph."""
+        self.folds.setdefault(node, FoldedNode(sources_of(node), computation_of(node)))
 
 
 def as_placeholders(gm: fx.GraphModule, added: NewInputs) -> Provide:
@@ -55,8 +72,7 @@ def as_placeholders(gm: fx.GraphModule, added: NewInputs) -> Provide:
     """
 
     def cached(site: Site) -> bool:
-        inputs = all(root.op == "placeholder" for root in roots(site.weight))
-        return inputs and not site.weight_trains and not site.repacked
+        return _all_are("placeholder", site.weight) and not (site.weight_trains or site.repacked)
 
     def new_input(name: str) -> fx.Node:
         node = _new_input(gm.graph, name)
@@ -67,14 +83,31 @@ def as_placeholders(gm: fx.GraphModule, added: NewInputs) -> Provide:
         parts = _names(site.weight.name, site.view, packing)
         nodes = PackedNodes(**{part: new_input(name) for part, name in parts.items()})
         added.slots.append(Slot(site.weight, site.view, packing, nodes))
+        if sources_of(site.weight):
+            added.fold(site.weight)
         return nodes
+
+    def folded(node: fx.Node) -> fx.Node:
+        if not _all_are("placeholder", node):
+            return node
+        added.fold(node)
+        made = new_input(f"{node.name}_folded")
+        made.meta["example_value"] = value(node)
+        added.folded[made] = node
+        return made
 
     def constant(value: Constant, name: str) -> fx.Node:
         node = new_input(name)
         added.constants[node] = value
         return node
 
-    return _provide(gm, make, cached, constant)
+    return _provide(gm, make, cached, constant, folded)
+
+
+def _all_are(op: str, weight: fx.Node) -> bool:
+    """Whether a constant, or all constants that a weight is computed from, are nodes of this
+    kind."""
+    return all(root.op == op for root in sources_of(weight) or roots(weight))
 
 
 def as_constants(gm: fx.GraphModule) -> Provide:
@@ -82,8 +115,7 @@ def as_constants(gm: fx.GraphModule) -> Provide:
     `gm`; graph inputs are packed in the graph."""
 
     def is_buffer(site: Site) -> bool:
-        constant = all(root.op == "get_attr" for root in roots(site.weight))
-        return constant and not site.weight_trains
+        return _all_are("get_attr", site.weight) and not site.weight_trains
 
     def buffer(name: str, tensor: Tensor) -> fx.Node:
         name = _free_name(gm, name)
@@ -92,12 +124,17 @@ def as_constants(gm: fx.GraphModule) -> Provide:
             return gm.graph.get_attr(name)
 
     def make(site: Site, packing: Packing) -> PackedNodes:
-        packed = pack(attribute(site.weight), site.view, packing).tensors
-        names = _names(str(site.weight.target), site.view, packing)
+        own = site.weight.op == "get_attr"
+        weight = attribute(site.weight) if own else evaluated(site.weight)
+        packed = pack(weight, site.view, packing).tensors
+        names = _names(str(site.weight.target if own else site.weight), site.view, packing)
         parts = zip(names.items(), packed, strict=True)
         return PackedNodes(**{part: buffer(name, tensor) for (part, name), tensor in parts})
 
-    return _provide(gm, make, is_buffer, lambda value, name: buffer(name, value.tensor()))
+    def folded(node: fx.Node) -> fx.Node:
+        return buffer(f"{node}_folded", evaluated(node)) if _all_are("get_attr", node) else node
+
+    return _provide(gm, make, is_buffer, lambda value, name: buffer(name, value.tensor()), folded)
 
 
 def _provide(
@@ -105,6 +142,7 @@ def _provide(
     make: ProvideWeight,
     outside: Callable[[Site], bool],
     make_constant: Callable[[Constant, str], fx.Node],
+    folded: Callable[[fx.Node], fx.Node],
 ) -> Provide:
     constant = _handed_down(gm, make_constant)
 
@@ -115,7 +153,7 @@ def _provide(
         return (make if outside(site) else packed_in)(site, packing)
 
     inside = once_per_weight(packed_in)
-    return Provide(threaded(once_per_weight(in_root), inside, outside), constant)
+    return Provide(threaded(once_per_weight(in_root), inside, outside), constant, folded)
 
 
 def _new_input(graph: fx.Graph, name: str) -> fx.Node:
@@ -241,16 +279,24 @@ def drop_unused_inputs(gm: fx.GraphModule, added: NewInputs) -> GraphInputs:
     new = [*(slot.nodes.nodes for slot in slots), tuple(added.constants)]
     parts = {node: PackedPart(s, p) for s, nodes in enumerate(new) for p, node in enumerate(nodes)}
     placeholders = [n for n in gm.graph.nodes if n.op == "placeholder"]
-    position = {n: i for i, n in enumerate(n for n in placeholders if n not in parts)}
+    given = [n for n in placeholders if n not in parts and n not in added.folded]
+    position = {n: i for i, n in enumerate((*given, *added.folds))}
+    folds = (
+        Fold(tuple(position[source] for source in each.sources), each.compute)
+        for each in added.folds.values()
+    )
     sources = tuple(WeightSource(position[s.weight], s.view, s.packing) for s in slots)
     inputs: list[int | PackedPart] = []
     for node in placeholders:
         if node in parts:
             inputs.append(parts[node])
+        elif node in added.folded:
+            inputs.append(position[added.folded[node]])
         elif node.users or not isinstance(node.meta.get("example_value"), Tensor):
             inputs.append(position[node])
         else:
             gm.graph.erase_node(node)
             node.meta.clear()  # the graph still knows the node, and this refers to the parameter
     gm.recompile()
-    return GraphInputs(tuple(inputs), sources, tuple(added.constants.values()))
+    constants = tuple(added.constants.values())
+    return GraphInputs(tuple(inputs), sources, constants, tuple(folds), len(given))

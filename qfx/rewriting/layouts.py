@@ -161,7 +161,11 @@ def keep_channels_last(gm: fx.GraphModule) -> None:
 
 def _copies(graph: fx.Graph) -> Iterator[fx.Node]:
     for node in list(graph.nodes):
-        if not is_erased(node) and called(node) is _COPY and len(node.args[0].users) == 1:
+        if (
+            not is_erased(node)
+            and called(node) is _COPY
+            and len(node.all_input_nodes[0].users) == 1
+        ):
             yield node
 
 
@@ -176,8 +180,9 @@ def _remove(copy: fx.Node) -> bool:
         return False
     for node, order in orders.items():
         _restore(node, order, asking[node])  # type: ignore[arg-type]
-    copy.replace_all_uses_with(copy.args[0])
-    erase(copy.graph, copy, down_to={copy.args[0]})  # type: ignore[arg-type]
+    (source,) = copy.all_input_nodes
+    copy.replace_all_uses_with(source)
+    erase(copy.graph, copy, down_to={source})
     return True
 
 
@@ -241,4 +246,4 @@ def _name(node: fx.Node) -> str:
         return "getitem"
     target: Any = node.target
     named = str(getattr(target, "__name__", target)).partition(".")[0]
-    return named.strip("_") if not named.startswith("_max") else named
+    return named.strip("_")

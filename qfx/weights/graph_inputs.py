@@ -25,6 +25,7 @@ from qfx.io.pages import trim
 from qfx.ops.packing import Constant, Packing
 from qfx.weights.cache import CACHE, pack
 from qfx.weights.change_detection import Snapshot, snapshot
+from qfx.weights.folded import Fold, FoldedConstants, with_examples
 
 
 class WeightSource(NamedTuple):
@@ -49,11 +50,14 @@ class PackedPart(NamedTuple):
 class GraphInputs:
     """The inputs of a rewritten graph, each given by its origin: the position of an argument of the
     original graph, or a PackedPart. `sources`: the origins of the packed weights. `constants`: the
-    vectors from recipes."""
+    vectors from recipes. `folds`: tensors that are computed from arguments; their positions are
+    those after the `count` arguments."""
 
     inputs: tuple[int | PackedPart, ...]
     sources: tuple[WeightSource, ...]
     constants: tuple[Constant, ...] = ()
+    folds: tuple[Fold, ...] = ()
+    count: int = 0
 
     def gather(self, arguments: Sequence[Any], packed: Sequence[Sequence[Tensor]]) -> list[Any]:
         """Returns the inputs of the rewritten graph. `packed`: the tensors of each source, then the
@@ -66,7 +70,8 @@ class GraphInputs:
     def only_packed(self) -> frozenset[int]:
         """The positions of the weights that the rewritten graph reads only in packed form, not in
         float."""
-        return frozenset(source.argument for source in self.sources) - frozenset(self.inputs)
+        only = frozenset(source.argument for source in self.sources) - frozenset(self.inputs)
+        return frozenset(i for i in only if not self.folds or i < self.count)
 
     def order(self) -> list[int]:
         """Returns the origins for `_C.Gather`: positions of arguments, or -1 - i for the i-th
@@ -79,6 +84,7 @@ def example_inputs(graph_inputs: GraphInputs, examples: Sequence[Any]) -> list[A
     """Returns example inputs of the rewritten graph, from `examples` of the original graph. Packed
     weights are fake tensors if there is a fake mode."""
     fake_mode = fake_mode_of(examples)
+    examples = with_examples(graph_inputs.folds, examples)
     packed = []
     for source in graph_inputs.sources:
         weight = examples[source.argument]
@@ -159,6 +165,7 @@ def with_packed_weights(
     holders = [source.argument for source in graph_inputs.sources]
     constants = tuple(constant.tensor() for constant in graph_inputs.constants)
     gather = _C.Gather(graph_inputs.order())
+    folded = FoldedConstants(graph_inputs.folds)
     known: dict[int, _InputsCache] = {}  # by the identity of the first weight
     last: _InputsCache | None = None
 
@@ -202,6 +209,7 @@ def with_packed_weights(
     def run(*arguments: Any) -> Any:
         if in_forward_mode():
             _refuse_tangents(arguments)
+        arguments = folded.after(arguments)
         return compiled(*(as_before(arguments) or from_cache(arguments)))
 
     return run
