@@ -26,7 +26,7 @@ def apply(view: View, tensor: Tensor) -> Tensor:
     """Returns the tensor after the steps of the view."""
     for method, arguments in view:
         own = getattr(tensor, method, None)
-        tensor = own(*arguments) if own else _function(method)(tensor, *arguments)
+        tensor = own(*arguments) if own is not None else _function(method)(tensor, *arguments)
     return tensor
 
 
