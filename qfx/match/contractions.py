@@ -32,6 +32,7 @@ class Operands:
     y_view: View = ()  # from [..., N]
     rows: ExpertRows | None = None  # of experts, whose weights are [E, N, K]
     bias_view: View = ()  # of bias, to [N]
+    groups: int = 1  # of channels, each with rows of the weight
 
 
 def is_weight(node: Any) -> bool:

@@ -50,18 +50,20 @@ def convolution(node: fx.Node, a: dict[str, Any]) -> Operands | str:
     setting = _setting(a)
     if isinstance(setting, str):
         return setting
-    if a.get("groups", 1) != 1:
-        return "a grouped convolution"
+    groups = a.get("groups", 1)
+    if groups != 1 and (a.get("transposed") or value(a["w"]).shape[1] == 1):
+        kind = "transposed convolution" if a.get("transposed") else "depthwise convolution"
+        return f"a {kind} in {groups} groups"
     if a.get("transposed"):
         return _transposed(node, a, setting)
     back = as_recorded(node, _LAST)
     w_view: View = (("flatten", (1,)),)
-    if setting.plain:
+    if setting.plain and groups == 1:
         x_view = _blocks(setting)
     else:
         x_view = _im2col(setting.kernel, setting.stride, setting.padding, setting.dilation)
         w_view = (("movedim", (1, -1)), *w_view)
-    return Operands(a["x"], a["w"], w_view, a.get("bias"), x_view, back)
+    return Operands(a["x"], a["w"], w_view, a.get("bias"), x_view, back, groups=groups)
 
 
 def transposed(node: fx.Node, a: dict[str, Any]) -> Operands | str:

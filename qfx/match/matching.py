@@ -28,6 +28,7 @@ from qfx.match.base import Match, Unmatched, of_kind
 from qfx.match.contractions import Operands, is_weight
 from qfx.match.epilogue import trains, with_epilogue
 from qfx.match.experts import expert_product
+from qfx.match.grouped import GroupedConvolution, grouped_convolution
 from qfx.match.operator_calls import own_call
 from qfx.match.products import product
 from qfx.match.refusals import of_operands
@@ -49,7 +50,8 @@ def match(gm: fx.GraphModule, prefixes: Mapping[str, str] | None = None) -> tupl
     """
     link(gm)
     found = _matches(gm, prefixes or {})
-    weights = [m.weight for m in of_kind(found, Site)]
+    sites = (*of_kind(found, Site), *(m.site for m in of_kind(found, GroupedConvolution)))
+    weights = [site.weight for site in sites]
     inside = {node for weight in weights for node in nodes_that_compute(weight)}
     return tuple(m for m in found if m.node not in inside)
 
@@ -131,7 +133,9 @@ def _matmul(
         found = refused or expert_product(found, parsed.rows, _shape_nk(found))
     elif isinstance(found, Site):
         refused = _refusal(found, written)
-        found = refused or with_epilogue(_with_shape(found), written)
+        site = found if refused else with_epilogue(_with_shape(found), written)
+        groups = parsed.groups if isinstance(parsed, Operands) else 1
+        found = refused or (grouped_convolution(site, groups) if groups > 1 else site)
     if isinstance(found, str):
         return Unmatched(node=node, path=path, reason=found)
     return replace(found, path=path)

@@ -17,6 +17,7 @@ from qfx.host.shapes import hint
 from qfx.match.attention import Attention
 from qfx.match.base import Match, Unmatched
 from qfx.match.experts import ExpertProduct
+from qfx.match.grouped import GroupedConvolution
 from qfx.match.operator_calls import OwnCall
 from qfx.match.products import Product
 from qfx.match.selection import pinned, recipes, why_apart
@@ -26,6 +27,7 @@ from qfx.ops.guard_counts import Guard
 from qfx.plan.by_cost import by_cost
 from qfx.plan.exclusions import impossible, unguardable, why_excluded, why_nearest
 from qfx.plan.experts import decide_experts, experts_by_recipe
+from qfx.plan.grouped import decide_groups
 from qfx.plan.plan import Entry, Plan
 from qfx.values.config import Config
 from qfx.values.scheme import QSpec, Scheme
@@ -111,6 +113,13 @@ def _(match: ExpertProduct, criteria: _Criteria) -> Entry:
     if criteria.recipe:
         return experts_by_recipe(match, criteria.recipe)
     return decide_experts(match, criteria.config, criteria.costs)
+
+
+@_entry.register
+def _(match: GroupedConvolution, criteria: _Criteria) -> Entry:
+    if why_not := criteria.left or (criteria.pinned and _NOT_PINNED) or why_excluded(match.site):
+        return Entry(match, None, why_not)
+    return decide_groups(match, criteria.config, criteria.costs)
 
 
 @_entry.register

@@ -19,6 +19,7 @@ from qfx.graph.capture import is_constant, roots, value
 from qfx.host.tensors import is_distributed
 from qfx.match.base import Match
 from qfx.match.experts import ExpertProduct
+from qfx.match.grouped import GroupedConvolution
 from qfx.match.operator_calls import OwnCall
 from qfx.match.site import Site
 from qfx.nn.weight_bytes import kinds, size
@@ -41,7 +42,10 @@ def unrecognized_weights(
     support, by class of the module that reads them; and the bytes of the weights of matmuls that
     qfx supports, whether or not they become int8."""
     served = {
-        w for m in matches if isinstance(m, Site | ExpertProduct | OwnCall) for w in m.weights
+        w
+        for m in matches
+        if isinstance(m, Site | ExpertProduct | GroupedConvolution | OwnCall)
+        for w in m.weights
     }
     outer = {root for node in served for root in roots(node)}
     left: Counter[str] = Counter()

@@ -19,7 +19,6 @@ If gradients are recorded, the last two operators are replaced by the one that h
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -30,11 +29,9 @@ from qfx.graph.activations import activate
 from qfx.graph.capture import value
 from qfx.graph.faults import at
 from qfx.graph.views import emit_view
-from qfx.graph.writes import writes
-from qfx.host.nodes import is_erased
 from qfx.match.attention import Attention
 from qfx.match.experts import ExpertProduct
-from qfx.match.norm import folded
+from qfx.match.grouped import GroupedConvolution
 from qfx.match.products import Product
 from qfx.match.site import Site
 from qfx.ops.guard_counts import Guard
@@ -52,7 +49,10 @@ from qfx.rewriting.codes import (
     quantized,
     random_seed,
 )
+from qfx.rewriting.erasing import erase
 from qfx.rewriting.expert_calls import multiply_experts
+from qfx.rewriting.folded_norm import with_folded_norm
+from qfx.rewriting.grouped_calls import convolve_groups
 from qfx.rewriting.notation import OF_MODEL
 from qfx.values.scheme import QSpec, Scheme
 
@@ -81,6 +81,10 @@ def rewrite(gm: fx.GraphModule, plan: Plan, provide: Provide) -> None:
             with at(experts.node):
                 made = multiply_experts(experts, entry, provide, results)
                 results[experts.node] = made
+    for grouped, entry in plan.of(GroupedConvolution):
+        if entry.scheme:
+            with at(grouped.node):
+                results[grouped.site.out] = convolve_groups(grouped, entry, provide, results)
     sites = [(site, entry) for site, entry in plan.of(Site) if entry.scheme]
     shared = {site.node.graph: Inputs(site.node.graph, results) for site, _ in sites}
     for found, entry in sites:
@@ -88,13 +92,14 @@ def rewrite(gm: fx.GraphModule, plan: Plan, provide: Provide) -> None:
             inputs = shared[found.node.graph]
             site = inputs.up_to_date(found)
             inputs.replaced[site.out] = _replace(entry, site, provide, inputs)
-    for site in (*(site for site, _ in sites), *_of_experts(plan)):
+    for site in (*(site for site, _ in sites), *_of_several(plan)):
         erase(site.node.graph, site.weight, down_to=set())
     finish(gm, [*shared, *(result.graph for result in results.values())])
 
 
-def _of_experts(plan: Plan) -> list[Site]:
-    return [experts.site for experts, entry in plan.of(ExpertProduct) if entry.scheme]
+def _of_several(plan: Plan) -> list[Site]:
+    experts = [found.site for found, entry in plan.of(ExpertProduct) if entry.scheme]
+    return [*experts, *(g.site for g, entry in plan.of(GroupedConvolution) if entry.scheme)]
 
 
 def _multiply(product: Product, scheme: Scheme, results: dict[fx.Node, fx.Node]) -> fx.Node:
@@ -138,7 +143,7 @@ def finish(gm: fx.GraphModule, graphs: Iterable[fx.Graph]) -> None:
 
 def _replace(entry: Entry, site: Site, provide: Provide, inputs: Inputs) -> fx.Node:
     """Replaces a matmul with a weight by its int8 form and returns the node of its output."""
-    former, (site, made) = site, _with_folded_norm(entry, site, provide)
+    former, (site, made) = site, with_folded_norm(entry, site, provide)
     graph, bias = site.node.graph, site.bias
     nodes = nodes_of(entry, site, provide)
     if bias is not None and inputs.position.get(bias, -1) > inputs.position[site.node]:
@@ -168,34 +173,6 @@ def _replace(entry: Entry, site: Site, provide: Provide, inputs: Inputs) -> fx.N
     for node in made:
         erase(graph, node, down_to={former.weight})
     return y
-
-
-def _with_folded_norm(
-    entry: Entry, site: Site, provide: Provide
-) -> tuple[Site, tuple[fx.Node, ...]]:
-    """Returns the match of the matmul whose weight and bias contain the batch norm after it, if
-    there is one, and the nodes that compute them. Recipes and guards are of the weight without
-    it."""
-    norm = site.norm
-    if norm is None or entry.recipe is not None or entry.guard is not None:
-        return site.without_norm(), ()
-    graph = site.node.graph
-    for constant in norm.constants:
-        if constant is not None and site.node < constant:
-            site.node.prepend(constant)
-    with graph.inserting_before(site.node):
-        w_nk = emit_view(site.view, site.weight)
-        given: list[Any] = [
-            node and fx.Proxy(node, fx.proxy.GraphAppendingTracer(graph))
-            for node in (w_nk, site.bias, *norm.constants)
-        ]
-        w, b = folded(given[0], given[1], norm.eps, site.bias_view, *given[2:])
-    like = value(site.weight).detach()
-    for proxy, shape in ((w, (site.n, site.k)), (b, (site.n,))):
-        proxy.node.meta["example_value"] = like.new_empty(shape, dtype=torch.float32)
-    bias = provide.folded(b.node)
-    folded_site = replace(site, weight=w.node, view=(), bias=bias, bias_view=(), norm=None)
-    return folded_site, (w.node, b.node)
 
 
 def _emitted(
@@ -260,19 +237,3 @@ def _out_dtype(site: Site) -> torch.dtype:
     if site.out_dtype is not None:
         return site.out_dtype
     return getattr(value(site.weight), "dtype", torch.float32)
-
-
-def erase(graph: fx.Graph, node: fx.Node, down_to: set[fx.Node]) -> None:
-    """Removes a node without users, then its inputs that have become unused, except those in
-    `down_to`.
-
-    `Graph.eliminate_dead_code` would delete in-place operations of a Dynamo graph.
-    """
-    if is_erased(node) or node.users or node in down_to or node.op in ("placeholder", "output"):
-        return
-    inputs = node.all_input_nodes
-    graph.erase_node(node)
-    node.meta.clear()  # the graph still holds the node, and its metadata may refer to parameters
-    for source in inputs:
-        if not writes(source):
-            erase(graph, source, down_to)

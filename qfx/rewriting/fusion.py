@@ -28,8 +28,9 @@ from qfx.host.nodes import is_erased
 from qfx.ops.code import Code
 from qfx.ops.forms import DYNAMIC, LINEAR
 from qfx.rewriting.aten_quantization import inline, inlined
-from qfx.rewriting.canonical import erase, finish
+from qfx.rewriting.canonical import finish
 from qfx.rewriting.codes import emit
+from qfx.rewriting.erasing import erase
 from qfx.rewriting.fuse_experts import fuse_experts
 from qfx.rewriting.notation import OF_MODEL, Notes, pattern, template
 from qfx.rewriting.shared_inputs import runs_several, share_inputs

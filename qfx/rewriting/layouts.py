@@ -22,7 +22,8 @@ from qfx.graph.capture import graphs, value
 from qfx.graph.patterns import called
 from qfx.host.nodes import is_erased
 from qfx.host.shapes import hint
-from qfx.rewriting.canonical import erase, finish
+from qfx.rewriting.canonical import finish
+from qfx.rewriting.erasing import erase
 
 aten, ops = torch.ops.aten, torch.ops.qfx
 _COPY = aten.contiguous  # as `emit_view` calls it, and no captured graph does

@@ -196,7 +196,7 @@ REFUSED: dict[str, tuple[Callable[..., Any], tuple[int, ...], str]] = {
     "three": (lambda s, x: torch.einsum("bk,nk,n->bn", x, s.nk, s.b), (5, K), "3 operands"),
     "implicit": (lambda s, x: torch.einsum("bk,nk", x, s.nk), (5, K), "explicit output"),
     "broadcast": (lambda s, x: torch.einsum("bk,nk->bn", x, s.nk), (5, 1), "may broadcast an axis"),
-    "groups": (lambda s, x: F.conv1d(x, s.c1[:, :4], groups=2), (2, K, 5), "grouped"),
+    "groups": (lambda s, x: F.conv1d(x, s.c1[:, :4], groups=2), (2, K, 5), "in 2 groups"),
     "vector": (lambda s, x: s.nk @ x, (K,), "times a vector"),
     "two_weights": (lambda s, x: x + s.nk @ s.kn, (N, N), "not a tensor|constant"),
 }

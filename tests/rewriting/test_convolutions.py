@@ -158,6 +158,52 @@ def test_layers_with_one_graph_have_weights_of_their_own() -> None:
             assert 25 < sqnr(blocks(x), f(x)) < 70
 
 
+# --- groups of channels ---
+
+GROUPED: dict[str, Callable[[], nn.Module]] = {
+    "3x3": lambda: Net(conv(groups=2)),
+    "1x1, relu": lambda: Net(nn.Conv2d(C, 2 * C, 1, groups=4), nn.ReLU()),
+    "norm": lambda: Net(conv(groups=4, bias=False), nn.BatchNorm2d(C), nn.SiLU()),
+    "computed": lambda: Net(parametrizations.weight_norm(conv(groups=2), dim=2)),
+}
+
+
+@pytest.mark.parametrize("name", GROUPED)
+def test_groups_are_one_call(name: str) -> None:
+    model, x = GROUPED[name](), torch.randn(2, C, 6, 5)
+    gm = rewritten(model, x)
+    assert called(gm).count("conv_dynamic") == 1, called(gm)
+    with torch.no_grad():
+        wanted, got = model(x), compiled(model)(x)
+        assert sqnr(wanted, gm(x)) > 30 and sqnr(wanted, got) > 30
+        assert got.stride() == wanted.stride()
+    report = qfx.explain(model, x, options={"minimum_gain": 0})
+    assert (report.quantized, report.total) == (1, 1), report
+
+
+@pytest.mark.parametrize(
+    ("module", "reason"),
+    [
+        (conv(groups=C), "a depthwise convolution in 32 groups"),
+        (conv(groups=8), "a convolution in 8 groups of 4 outputs each"),
+        (nn.ConvTranspose2d(C, C, 2, groups=2), "a transposed convolution in 2 groups"),
+    ],
+)
+def test_groups_that_stay_float_say_why(module: nn.Module, reason: str) -> None:
+    report = qfx.explain(Net(module), torch.randn(1, C, 4, 4), options={"minimum_gain": 0})
+    assert [row.reason for row in report.rows] == [reason]
+
+
+def test_groups_train_in_float() -> None:
+    model, x = Net(conv(groups=2)), torch.randn(1, C, 4, 4)
+    gradients = []
+    for f in (model, compiled(model, inner="aot_eager")):
+        model.zero_grad()
+        f(x).square().sum().backward()
+        gradients.append(model.modules_in_order[0].weight.grad)  # type: ignore[union-attr]
+    torch.testing.assert_close(*gradients)
+
+
 # --- layouts ---
 
 
