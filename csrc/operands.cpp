@@ -14,10 +14,7 @@ Matrix matrix_of(const char* op, const char* what, const Tensor& t) {
 void check_transform(const char* op, const Tensor& x, const Matrix& size,
                      const std::optional<Tensor>& factor, int64_t rotation) {
   const int64_t k = size.columns;
-  STD_TORCH_CHECK(rotation == 0 || rotation == 16 || rotation == 64, op, ": rotation=", rotation,
-                  ", expected 0, 16 or 64");
-  STD_TORCH_CHECK(rotation == 0 || k % rotation == 0, op, ": x has K=", k, " (shape ", shape_of(x),
-                  "), which rotation=", rotation, " does not divide");
+  STD_TORCH_CHECK(is_rotation(rotation), op, ": rotation=", rotation, ", expected 0, 16 or 64");
   if (!factor.has_value()) return;
   check_dtype(op, "factor", *factor, {ScalarType::Float});
   STD_TORCH_CHECK(factor->dim() == 1 && factor->numel() == k, op, ": factor has shape ",

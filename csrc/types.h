@@ -54,7 +54,12 @@ struct CodeSpec {
 // What becomes of a row before it is quantized: R (x * factor). (R1)
 struct Transform {
   const float* factor = nullptr;  // [n], or null: 1
-  int rotation = 0;  // the size of R's blocks, a power of two to 256 that divides n; 0 without R
+  int rotation = 0;  // the size of R's largest blocks, a power of two to 256; 0 without R
 };
+
+// The rotations that a code may have. (R1)
+constexpr bool is_rotation(int64_t rotation) {
+  return rotation == 0 || rotation == 16 || rotation == 64;
+}
 
 }  // namespace qfx

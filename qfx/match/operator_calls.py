@@ -16,6 +16,7 @@ from qfx.graph.capture import SCHEME, value
 from qfx.graph.views import View
 from qfx.host.operators import schema
 from qfx.match.base import FLOAT, Match, Size
+from qfx.ops.attention import rotation_of_heads
 from qfx.ops.code import Code
 from qfx.ops.layout import Layout, each_layout
 from qfx.values.scheme import PER_ROW, PER_TENSOR, QSpec, Scheme
@@ -205,7 +206,7 @@ def _two_activations(a: Arguments) -> str:
 def _of_queries(a: Arguments) -> str:
     seen = _seen(a["q"])
     k = None if seen is None else seen.shape[-1]
-    return str(Scheme(rotation=64).at(k if isinstance(k, int) else None))  # as (A2) does
+    return str(Scheme(rotation=rotation_of_heads(k if isinstance(k, int) else None)))
 
 
 def _codes(a: Arguments) -> Any:

@@ -54,8 +54,8 @@ def each(function: Callable[[Tensor], Tensor], frozen: Frozen) -> Frozen:
 
 
 def freeze(weight: Tensor, how: Scheme | SiteRecipe) -> tuple[Scheme, Frozen]:
-    """Quantizes and packs the float weight [N, K]. Returns the scheme, with the rotation that fits
-    K, and the tensors of the quantized weight. Equation (R1)."""
+    """Quantizes and packs the float weight [N, K]. Returns the scheme, without a rotation if K
+    has none, and the tensors of the quantized weight. Equation (R1)."""
     site = how if isinstance(how, SiteRecipe) else None
     scheme = _checked(weight, how).at(weight.shape[1])
     factor = site.factor if site else None

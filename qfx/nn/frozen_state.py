@@ -69,7 +69,7 @@ def taken_from(state: State, prefix: str, n: int, k: int) -> FrozenState | None:
 def _fault(scheme: Scheme, fields: Mapping[str, Any], k: int) -> str | None:
     x = scheme.x
     if scheme.at(k) != scheme:
-        return f"rotates blocks of {scheme.rotation}, which do not divide K={k}"
+        return f"rotates blocks of {scheme.rotation}, for which K={k} is too small"
     if PER_COLUMN in (scheme.w.axes, x and x.axes) and not fields["factor"]:
         return "needs a factor"
     if fields["x_zero_point"] and (x is None or not x.static or x.symmetric):

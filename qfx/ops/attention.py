@@ -61,15 +61,17 @@ def int8_attention(
     p = (u.double() * (PROBABILITY_MAX / most).double()).round().nan_to_num(0)
     high, low = ((part @ v_codes.double()).float() for part in (p // 256, p % 256))
     factor = (most / (PROBABILITY_MAX * total)).masked_fill(total == 0, 0)
-    return rotate((high * 256 + low) * factor, None, _block(e), True).to(out_dtype)  # (A6)
+    return rotate((high * 256 + low) * factor, None, rotation_of_heads(e), True).to(out_dtype)  # (A6)
 
 
-def _block(features: int) -> int:
-    return next((block for block in (64, 16) if features % block == 0), 0)
+def rotation_of_heads(features: int | None) -> int:
+    """Returns the size of the blocks in which attention rotates so many features; 0 for none.
+    (A3)"""
+    return next((block for block in (64, 16) if features and features % block == 0), 0)
 
 
 def _codes(x: Tensor) -> tuple[Tensor, Tensor]:
-    codes, scale, _ = quantize(x, Code(rotation=_block(x.shape[-1])))
+    codes, scale, _ = quantize(x, Code(rotation=rotation_of_heads(x.shape[-1])))
     return codes, scale
 
 

@@ -34,19 +34,30 @@ def rotated_blocks(v: Tensor, block: int, back: bool) -> Tensor:
     return (blocks * block**-0.5).reshape(v.shape)
 
 
+def rotated(v: Tensor, rotation: int, back: bool) -> Tensor:
+    """Multiplies v [..., K] by R, or by its transpose if `back`: blocks of `rotation` as long as
+    they fit, then a block for each power of two in the rest of K, the largest first. (R1)"""
+    k, begin, block, parts = v.shape[-1], 0, rotation, []
+    while block:
+        end = k & -block
+        parts.append(rotated_blocks(v[..., begin:end], block, back))
+        begin, block = end, block // 2
+    return torch.cat(parts, -1)
+
+
 @reference
 def rotate(x: Tensor, factor: Tensor | None, rotation: int, back: bool = False) -> Tensor:
     """Computes R (x * factor): x float [..., K], factor float32 [K] or None for 1, R in blocks of
-    `rotation`. (R1)
+    `rotation` and, for the rest of K, in smaller ones. (R1)
 
-    `rotation` is 0 (no R), 16 or 64 and divides K. `back`: computes factor * (R^T x), the gradient.
+    `rotation` is 0 (no R), 16 or 64. `back`: computes factor * (R^T x), the gradient.
     The result has the dtype of x. Source: docs/numerics.md.
     """
     v = x.float()
     if factor is not None and not back:
         v = v * factor
     if rotation:
-        v = rotated_blocks(v, rotation, back)
+        v = rotated(v, rotation, back)
     if factor is not None and back:
         v = v * factor
     return v.to(x.dtype)

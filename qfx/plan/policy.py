@@ -22,6 +22,7 @@ from qfx.match.operator_calls import OwnCall
 from qfx.match.products import Product
 from qfx.match.selection import pinned, recipes, why_apart
 from qfx.match.site import Site
+from qfx.ops.attention import rotation_of_heads
 from qfx.ops.forms import GUARDED, form_of
 from qfx.ops.guard_counts import Guard
 from qfx.plan.by_cost import by_cost
@@ -237,7 +238,7 @@ def _taken(match: Match, scheme: Scheme) -> Scheme:
 @_taken.register
 def _(match: Attention, scheme: Scheme) -> Scheme:
     """Returns the scheme of queries and keys: whatever the configured scheme, (A3) fixes it."""
-    return Scheme(rotation=64).at(hint(match.k))
+    return Scheme(rotation=rotation_of_heads(hint(match.k)))
 
 
 def _decode_by_cost(match: Attention, cost: CostModel | str | None) -> Entry | None:

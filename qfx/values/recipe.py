@@ -16,12 +16,13 @@ from torch import Tensor
 from qfx.io.errors import UserError, printable
 from qfx.io.recipe_files import Raw, RecipeFiles, raw_of, read_recipe, recipe_files, save_recipe
 from qfx.values.rounding import Rounding
-from qfx.values.scheme import list_of, scheme_from
+from qfx.values.scheme import list_of, rotation_of_earlier, scheme_from
 from qfx.values.site_recipe import PinnedProduct, SiteRecipe, listed
 
 VERSIONS = (1, 2)  # of the JSON; version 2 names its file of codes, which qfx 0.2 does not look for
 _FOUND = ("module", "KxN", "scheme", "factor", "static scale", "outliers", "SQNR dB")
 _HEAD = (*_FOUND, "divergence", "reason")
+_REST = "rest_rotated"  # true in entries whose rotation does not divide K; earlier builds have none
 _LATER = ("rounding", "divergence", "tokens")  # fields that are written only if they have a value
 
 
@@ -178,6 +179,8 @@ def _raw(value: SiteRecipe | PinnedProduct) -> dict[str, Any]:
     for name in _LATER:
         if raw[name] is None:  # so that earlier builds can read the recipe
             del raw[name]
+    if value.scheme and value.scheme.rotation and value.k % value.scheme.rotation:
+        raw[_REST] = True
     return raw if value.rounding is None else {**raw, "rounding": value.rounding.json_entry}
 
 
@@ -188,12 +191,12 @@ def _key(site: SiteRecipe) -> str:
 
 def _site(raw: dict[str, Any], codes: Callable[[], Mapping[str, Tensor]]) -> SiteRecipe:
     known = {f.name for f in fields(SiteRecipe)}
-    if unknown := sorted(raw.keys() - known):
+    if unknown := sorted(raw.keys() - known - {_REST}):
         raise TypeError(f"a site has unknown fields {', '.join(unknown)}")
     scheme, factor, rounding = raw["scheme"], raw["factor"], raw.get("rounding")
     site = SiteRecipe(
         **{
-            **raw,
+            **{name: raw[name] for name in raw.keys() & known},
             "rounding": None,
             "scheme": None if scheme is None else scheme_from(scheme),
             "tokens": None if raw.get("tokens") is None else tuple(list_of(raw["tokens"])),
@@ -201,6 +204,8 @@ def _site(raw: dict[str, Any], codes: Callable[[], Mapping[str, Tensor]]) -> Sit
             "outliers": tuple(list_of(raw.get("outliers", []))),  # earlier builds wrote none
         }
     )
+    if site.scheme and raw.get(_REST) is not True:
+        site = replace(site, scheme=rotation_of_earlier(site.scheme, site.k))
     return site if rounding is None else replace(site, rounding=_rounding(site, rounding, codes()))
 
 

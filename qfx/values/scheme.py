@@ -13,7 +13,7 @@ PER_ROW = (1,)  # per token for activations, per output channel for weights
 PER_TENSOR = (0, 1)
 PER_COLUMN = (0,)  # per in feature: folded into the other operand, docs/numerics.md (R1)
 BACKWARD = ("float", "int8")
-ROTATIONS = (0, 16, 64)  # sizes of the blocks of K that may be rotated
+ROTATIONS = (0, 16, 64)  # sizes of the largest blocks in which K may be rotated
 GROUP_MULTIPLE = 32
 PACKED_BITS, PACKED_GROUPS = (4, 5), (32, 64, 128)  # combinations that have kernels
 _AXES_LETTER = {PER_ROW: "r", PER_TENSOR: "t", PER_COLUMN: "c"}
@@ -83,9 +83,9 @@ class Scheme:
 
     `x` None: the activation stays float, only the weight is int8. If both have groups, the sizes
     are equal. `backward`: the matmuls of its gradients, "float", or "int8" on stochastically
-    rounded gradients. `rotation`: the largest block of K that is rotated, 0, 16 or 64
-    (docs/numerics.md (R1)); `block` returns the one that fits K. Raises ValueError for combinations
-    that no operator supports, TypeError for other types.
+    rounded gradients. `rotation`: the size of the blocks in which K is rotated, 0 (no rotation), 16
+    or 64. What is left of K is rotated in smaller blocks (docs/numerics.md (R1)). Raises ValueError
+    for combinations that no operator supports, TypeError for other types.
     """
 
     x: QSpec | None = field(default_factory=QSpec)
@@ -118,12 +118,12 @@ class Scheme:
         return self.w.group or (self.x.group if self.x else 0)
 
     def block(self, k: int | None) -> int:
-        """Returns the size of the rotated blocks of K: the largest that divides `k`, 0 for none."""
-        fitting = (b for b in ROTATIONS if b and b <= self.rotation and k and k % b == 0)
-        return max(fitting, default=0)
+        """Returns the rotation of `k` features: 0 if `k` is not known, or is too small for a
+        block."""
+        return self.rotation if k is not None and k > 1 else 0
 
     def at(self, k: int | None) -> Scheme:
-        """Returns the scheme for a matmul of `k` features, that is with the rotation that fits."""
+        """Returns the scheme for a matmul of `k` features, without a rotation if K has none."""
         return replace(self, rotation=self.block(k))
 
     @property
@@ -199,6 +199,13 @@ def _check_groups(x: QSpec, w: QSpec, backward: str) -> None:
             "Scheme: backward='int8' is for one scale a row and weights without zero points, not "
             f"for x {x} and w {w}"
         )
+
+
+def rotation_of_earlier(scheme: Scheme, k: int) -> Scheme:
+    """Returns the scheme as earlier builds of qfx understood it for `k` features: they rotated in
+    blocks that divide K, the largest up to `scheme.rotation`, or not at all."""
+    fitting = (block for block in ROTATIONS[1:] if block <= scheme.rotation and k % block == 0)
+    return replace(scheme, rotation=max(fitting, default=0))
 
 
 def scheme_from(raw: dict[str, Any]) -> Scheme:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import qfx._C as _C
 import torch
@@ -29,24 +31,35 @@ from tests.lib.strategies import (
 
 ops = torch.ops.qfx
 ROTATIONS = (16, 64)
+R2 = torch.tensor([[1, 1], [-1, 1]]).double() / 2**0.5
 R4 = torch.tensor([[1, 1, 1, -1], [-1, 1, 1, 1], [-1, -1, 1, -1], [1, -1, 1, 1]]).double()
 HALF_ULP, SMALLEST = 2.0**-24, 2.0**-149
 TAME = tuple(f for f in FINITE if f not in ("huge", "largest"))  # sums do not overflow
 
 
+def block_of(size: int) -> Tensor:
+    """R of one block as a float64 matrix [size, size]."""
+    block = R2 if size.bit_length() % 2 == 0 else torch.eye(1).double()
+    while len(block) < size:
+        block = torch.kron(block, R4 / 2)
+    return block
+
+
 def matrix_of(rotation: int, k: int) -> Tensor:
     """R as a float64 matrix [K, K]."""
-    block = torch.eye(1).double()
-    for _ in range({0: 0, 16: 2, 64: 3}[rotation]):
-        block = torch.kron(block, R4 / 2)
-    return torch.block_diag(*[block] * (k // len(block))) if k else torch.zeros(0, 0).double()
+    if not k or not rotation:
+        return torch.eye(k).double()
+    rest = [2**i for i in reversed(range(6)) if k % rotation & 2**i]
+    sizes = [rotation] * (k // rotation) + rest
+    return torch.block_diag(*map(block_of, sizes))
 
 
 @st.composite
 def problems(draw: st.DrawFn, fills: tuple[str, ...]) -> tuple[Tensor, Tensor | None, int]:
-    """x [M, K] of any layout, a factor or None, a rotation that divides K."""
+    """x [M, K] of any layout, a factor or None, a rotation, which divides K or does not."""
     rotation = draw(st.sampled_from((0, *ROTATIONS)))
-    k = draw(SIZES) if not rotation else rotation * draw(st.sampled_from([0, 1, 2, 3, 9]))
+    whole = draw(st.booleans())
+    k = rotation * draw(st.sampled_from([0, 1, 2, 3, 9])) if whole else draw(SIZES)
     generator = torch.Generator().manual_seed(draw(SEEDS))
     x = filled(draw(st.sampled_from(fills)), draw(POSITIVE), k, generator)
     factor = torch.exp(torch.randn(k, 2, generator=generator))[:, 0]  # not contiguous
@@ -85,6 +98,62 @@ def test_rotation_is_orthogonal_and_spreads_a_constant(rotation: int) -> None:
     assert torch.equal(found.double(), r)
     assert torch.equal(ops.rotate(torch.full((rotation,), 3.0), None, rotation).abs(),
                        torch.full((rotation,), 3.0))  # fmt: skip
+
+
+@pytest.mark.parametrize("rotation, isa", pairs(ROTATIONS, _C.isas()), indirect=["isa"])
+def test_every_k_is_rotated(rotation: int, isa: str) -> None:
+    """Against the reference, there and back, with the rest of K in blocks of every size."""
+    x_mk = torch.randn(2, 1153, generator=torch.Generator().manual_seed(0))
+    factor_k = torch.linspace(0.5, 2, 1153)
+    for k in (*range(401), 480, 511, 513, 672, 1000, 1153):
+        x, factor = x_mk[:, :k].contiguous(), factor_k[:k].contiguous()
+        for back in (False, True):
+            got = ops.rotate(x, factor, rotation, back)
+            assert same_bits(got, REFERENCES["rotate"](x, factor, rotation, back)), k
+
+
+@given(problems(TAME), st.integers(0, 300))
+def test_rotation_keeps_norms_and_is_turned_back(
+    problem: tuple[Tensor, Tensor | None, int], cut: int
+) -> None:
+    """(B4) for each element of a block of b elements of norm v: 8 * 2^-24 v there, and on the way
+    back the same, besides what the errors of the first become, sqrt(b) times as much at most."""
+    x, _, rotation = problem
+    y = ops.rotate(x, None, rotation)
+    norm = x.double().norm(dim=1, keepdim=True)
+    tolerance = 8 * HALF_ULP * norm * 1.01 + 64 * SMALLEST
+    assert (
+        (y.double().norm(dim=1, keepdim=True) - norm).abs() <= x.shape[1] ** 0.5 * tolerance
+    ).all()
+    back = ops.rotate(y, None, rotation, True)
+    assert ((back - x).double().abs() <= (1 + rotation**0.5) * tolerance).all()
+    if rotation and cut % rotation == 0:  # between blocks, so that parts of K can be rotated alone
+        parts = [ops.rotate(part, None, rotation) for part in (x[:, :cut], x[:, cut:])]
+        assert same_bits(y, torch.cat(parts, 1))
+
+
+def noise_db(rotation: int, k: int) -> float:
+    """Noise of codes against signal, of normal rows in which one channel of a hundred is 30 times
+    as large."""
+    generator, power = torch.Generator().manual_seed(k), 0.0
+    for _ in range(20):
+        x_mk = torch.randn(256, k, generator=generator)
+        x_mk[:, torch.randperm(k, generator=generator)[: max(1, k // 100)]] *= 30
+        turned = ops.rotate(x_mk, None, rotation)
+        q, scale, zero_point = ops.quantize(turned, list(Code(symmetric=0)))
+        error = (q.float() - zero_point) * scale - turned
+        power += (error.square().sum() / x_mk.square().sum()).item()
+    return 10 * math.log10(power / 20)
+
+
+@pytest.mark.parametrize("k", [24, 40, 80, 112, 120, 240, 480])
+def test_channels_of_mobile_networks_lose_no_more_than_512(k: int) -> None:
+    """Rotated, K = 512 has -43.3 dB of noise and these from -42.6 (480) to -48.8 (24); without a
+    rotation they have 4 dB (24) to 11 dB (480) more. In blocks of 16, 480 has 3 dB more."""
+    noise = noise_db(64, k)
+    assert noise < noise_db(64, 512) + 1
+    assert noise < noise_db(0, k) - 3.5
+    assert noise < noise_db(16, k) - 1 or k < 64
 
 
 @given(problems(FINITE + FAULTY), DTYPES, CODES, ISAS)

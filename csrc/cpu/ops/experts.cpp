@@ -114,12 +114,11 @@ void check_routing(const char* op, const Tensor& expert, const Tensor& routing, 
                   " tokens, and in it an expert and its weight for each slot");
 }
 
-void check_between(const char* op, const ActivationCode& code, int64_t k) {
+void check_between(const char* op, const ActivationCode& code) {
   STD_TORCH_CHECK(!code.spec.per_tensor || code.group != 0, op,
                   ": down_code has one scale for all rows, expected one for each");
-  const bool fits = code.rotation == 0 || code.rotation == 16 || code.rotation == 64;
-  STD_TORCH_CHECK(fits && (code.rotation == 0 || k % code.rotation == 0), op, ": K=", k,
-                  " of down cannot be rotated by ", code.rotation);
+  STD_TORCH_CHECK(is_rotation(code.rotation), op, ": down_code has rotation=", code.rotation,
+                  ", expected 0, 16 or 64");
 }
 
 Tensor experts_of_tokens(Tensor x, Tensor expert, Tensor routing, Tensor up,
@@ -142,7 +141,7 @@ Tensor experts_of_tokens(Tensor x, Tensor expert, Tensor routing, Tensor up,
   WeightStack downs(op, "down", down, down_bias, between, down_layout);
   STD_TORCH_CHECK(ups.count() == downs.count(), op, ": up has ", ups.count(), " experts and down ",
                   downs.count());
-  check_between(op, second, between);
+  check_between(op, second);
   STD_TORCH_CHECK(limit >= 0, op, ": limit=", limit, ", expected a positive number, or 0 for none");
   const Activation act = activation_of(op, activation);
   const Dtype dtype = dtype_of(op, out_dtype);

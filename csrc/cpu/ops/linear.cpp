@@ -188,8 +188,7 @@ STABLE_TORCH_LIBRARY_IMPL(qfx, CPU, m) {
 
 void linears_at(const char* op, const LinearsAt& call, std::span<const LinearWeightAt> weights) {
   const auto& [spec, group, rotation] = call.code;
-  const bool rotates = (rotation == 16 || rotation == 64) && call.k % rotation == 0;
-  STD_TORCH_CHECK(rotation == 0 || rotates, op, ": K=", call.k, " cannot be rotated by ", rotation);
+  STD_TORCH_CHECK(is_rotation(rotation), op, ": rotation=", rotation, ", expected 0, 16 or 64");
   std::vector<Weight> opened;
   std::vector<Linear> all;
   std::vector<std::vector<float>> copies;

@@ -19,8 +19,8 @@ struct RowsCode {
     spec.per_tensor = words.take() != 0;
     group = words.take();
     rotation = words.take_int();
-    const bool rotates = rotation == 0 || ((rotation == 16 || rotation == 64) && k % rotation == 0);
-    expect(k > 0 && spec.bits >= 2 && spec.bits <= 8 && rotates, "a linear of unknown kind");
+    const bool known = spec.bits >= 2 && spec.bits <= 8 && is_rotation(rotation);
+    expect(k > 0 && known, "a linear of unknown kind");
   }
 
   void check(const Weight& w) const {

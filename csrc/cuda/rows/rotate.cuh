@@ -1,5 +1,5 @@
 // The transform of a row before it is quantized, R (x * factor), or the way back. (R1) A thread
-// holds 8 consecutive elements, so a block of R is held by 2 or 8 lanes that lie side by side.
+// holds 8 consecutive elements, so a block of R of more elements is held by lanes side by side.
 #pragma once
 
 #include "cuda/core/types.cuh"
@@ -15,8 +15,8 @@ __device__ __forceinline__ bool takes_off(int i, int h) {
   return (h & kLowBits) != 0 ? ((at & h) != 0) != ((at & 2 * h) != 0) : (at & h) != 0;
 }
 
-template <int kBlock, bool kBack>
-__device__ __forceinline__ void rotate_stage(int h, float (&v)[kPiece]) {
+template <int kBlock, bool kBack, bool kWhole>
+__device__ __forceinline__ void rotate_stage(int h, int64_t differing, float (&v)[kPiece]) {
   const int first = static_cast<int>(threadIdx.x) % (kBlock / kPiece) * kPiece;
   float partner[kPiece];
 #pragma unroll
@@ -25,19 +25,42 @@ __device__ __forceinline__ void rotate_stage(int h, float (&v)[kPiece]) {
   }
 #pragma unroll
   for (int i = 0; i < kPiece; ++i) {
-    v[i] = v[i] + (takes_off<kBack>(first + i, h) ? -partner[i] : partner[i]);
+    const float turned = v[i] + (takes_off<kBack>(first + i, h) ? -partner[i] : partner[i]);
+    v[i] = kWhole || (differing ^ i) >= 2 * h ? turned : v[i];
+  }
+}
+
+// Powers of two to 64, to the power of -1/2.
+__device__ __forceinline__ float inverse_root(int block) {
+  constexpr float kOfTwo = 0.70710678118654752440;
+  const float power = block >= 16 ? (block >= 64 ? 1 / 8.f : 1 / 4.f) : block >= 4 ? 1 / 2.f : 1.f;
+  return (block & 0b101010) != 0 ? power * kOfTwo : power;
+}
+
+// `differing`: the bits in which the first element's place and the row's length differ. An element
+// lies in a block of the highest of them, or in one of kBlock where that is smaller. kWhole: all
+// lie in blocks of kBlock.
+template <int kBlock, bool kBack, bool kWhole>
+__device__ __forceinline__ void rotate_piece(int64_t differing, float (&v)[kPiece]) {
+#pragma unroll
+  for (int h = 1; h < kBlock; h *= 2) {
+    rotate_stage<kBlock, kBack, kWhole>(kBack ? kBlock / 2 / h : h, differing, v);
+  }
+#pragma unroll
+  for (int i = 0; i < kPiece; ++i) {
+    int block = kWhole ? kBlock : 1;
+#pragma unroll
+    for (int h = 1; !kWhole && h < kBlock; h *= 2) {
+      if ((differing ^ i) >= 2 * h) block = 2 * h;
+    }
+    v[i] = v[i] * inverse_root(block);
   }
 }
 
 template <int kBlock, bool kBack>
-__device__ __forceinline__ void rotate_piece(float (&v)[kPiece]) {
-  constexpr float kInverseRoot = kBlock == 16 ? 1 / 4.f : 1 / 8.f;
-#pragma unroll
-  for (int h = 1; h < kBlock; h *= 2) {
-    rotate_stage<kBlock, kBack>(kBack ? kBlock / 2 / h : h, v);
-  }
-#pragma unroll
-  for (int i = 0; i < kPiece; ++i) v[i] = v[i] * kInverseRoot;
+__device__ __forceinline__ void rotate_piece_of(int64_t k, int64_t columns, float (&v)[kPiece]) {
+  if (columns % kBlock == 0) return rotate_piece<kBlock, kBack, true>(0, v);
+  rotate_piece<kBlock, kBack, false>(k ^ columns, v);
 }
 
 __device__ __forceinline__ void scale_piece(const float* factor, int64_t k, int count,
@@ -49,13 +72,14 @@ __device__ __forceinline__ void scale_piece(const float* factor, int64_t k, int 
   for (int i = 0; i < kPiece; ++i) v[i] = v[i] * by[i];
 }
 
-// Elements k..k + 7 of a row, of which `count` are there; all lanes of the warp come together.
+// Elements k..k + 7 of a row of `columns`, of which `count` are there; all lanes of the warp come
+// together.
 template <bool kBack>
-__device__ __forceinline__ void transform_piece(const Transform& t, int64_t k, int count,
-                                                float (&v)[kPiece]) {
+__device__ __forceinline__ void transform_piece(const Transform& t, int64_t columns, int64_t k,
+                                                int count, float (&v)[kPiece]) {
   if (!kBack && t.factor != nullptr) scale_piece(t.factor, k, count, v);
-  if (t.rotation == 16) rotate_piece<16, kBack>(v);
-  if (t.rotation == 64) rotate_piece<64, kBack>(v);
+  if (t.rotation == 16) rotate_piece_of<16, kBack>(k, columns, v);
+  if (t.rotation == 64) rotate_piece_of<64, kBack>(k, columns, v);
   if (kBack && t.factor != nullptr) scale_piece(t.factor, k, count, v);
 }
 

@@ -91,7 +91,7 @@ struct RowOf {
   }
   __device__ __forceinline__ void read(int64_t k, float (&v)[kPiece]) const {
     load_piece(from + k, count(k), aligned, v);
-    transform_piece<kBack>(x.transform, k, count(k), v);
+    transform_piece<kBack>(x.transform, x.columns, k, count(k), v);
   }
   static __device__ __forceinline__ Extremes of_team(const Extremes& e) {
     if constexpr (kTeam == kWarpThreads) return extremes_of_warp(e);

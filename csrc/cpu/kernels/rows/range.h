@@ -107,6 +107,11 @@ inline Range range_between(const Extremes& extremes) {
   return {size > most ? size : most, low, most};
 }
 
+inline Range united(const Range& a, const Range& b) {
+  return {a.magnitude > b.magnitude ? a.magnitude : b.magnitude, a.low < b.low ? a.low : b.low,
+          a.high > b.high ? a.high : b.high};
+}
+
 inline void range_of_row(const float* x, int64_t n, Range* range) {
   *range = range_between(extremes_of_row(x, n));
 }
