@@ -3,6 +3,7 @@ refused by name."""
 
 from __future__ import annotations
 
+import copy
 import re
 import shutil
 from collections.abc import Callable
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 import qfx
 from tests.conftest import same_bits
 from tests.files.test_hostile_files import Small, X, data_of, skeleton
-from tests.lib.rounded import Net, calibrated
+from tests.lib.rounded import Net, calibrated, run
 from tests.nn.test_nn_linear import outputs
 
 
@@ -158,3 +159,36 @@ def test_recipes_of_fixed_names_load_and_are_replaced(tmp_path: Path) -> None:
     recipe.save(tmp_path / "recipe.json")
     assert not (tmp_path / "recipe.safetensors").exists()
     assert qfx.Recipe.load(tmp_path / "recipe.json") == recipe
+
+
+def test_blocks_of_earlier_builds_stay() -> None:
+    """64 divides neither K of these two linears, so the build that saved them rotated K = 240 in
+    blocks of 16 and K = 40 not at all. The model, codes and static scales of a recipe, and what
+    they returned then."""
+    folder = EARLIER / "blocks"
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(240, 40), nn.ReLU(), nn.Linear(40, 8)).eval()
+    values = load_file(folder / "values.safetensors")
+    x = values.pop("x")
+    model = qfx.load(folder, copy.deepcopy(net).to("meta"))
+    assert [str(model[i].scheme) for i in (0, 2)] == ["xa8r_ws8r_h16", "xa8r_ws8r"]
+    assert same_bits(model(x).detach(), values["model"])
+    for name in ("recipe", "static"):
+        recipe = qfx.Recipe.load(folder / f"{name}.json")
+        assert [site.scheme and site.scheme.rotation for site in recipe.sites] == [16, 0]
+        assert same_bits(run(copy.deepcopy(net), recipe, x), values[name])
+        assert "rest_rotated" not in (folder / f"{name}.json").read_text()
+
+
+def test_a_recipe_says_that_the_rest_is_rotated(tmp_path: Path) -> None:
+    """Where the rotation does not divide K; builds that would rotate otherwise refuse it then."""
+    scheme = qfx.Config().chosen
+    sites = [qfx.SiteRecipe(str(k), 0, 8, k, scheme) for k in (128, 240, 40)]
+    recipe = qfx.Recipe(tuple(sites))
+    text = recipe.to_json()
+    assert text.count('"rest_rotated": true') == 2
+    assert qfx.Recipe.from_json(text) == recipe
+    without = qfx.Recipe.from_json(text.replace(', "rest_rotated": true', ""))
+    assert [str(site.scheme) for site in without.sites] == [
+        "xa8r_ws8r_h64", "xa8r_ws8r_h16", "xa8r_ws8r",
+    ]  # fmt: skip

@@ -26,57 +26,69 @@ inline Range rotate_blocks(const float* x, int64_t n, const float* factor, float
   return plain::rotate_blocks<kBlock, kBack>(x, n, factor, out);
 }
 
-// Blocks of this size, which divides n.
-template <bool kBack>
-inline Range rotate_in(int block, const float* x, int64_t n, const float* factor, float* out) {
-  switch (block) {
-    case 2:
-      return rotate_blocks<2, kBack>(x, n, factor, out);
-    case 4:
-      return rotate_blocks<4, kBack>(x, n, factor, out);
-    case 8:
-      return rotate_blocks<8, kBack>(x, n, factor, out);
-    case 16:
-      return rotate_blocks<16, kBack>(x, n, factor, out);
-    case 32:
-      return rotate_blocks<32, kBack>(x, n, factor, out);
-    case 64:
-      return rotate_blocks<64, kBack>(x, n, factor, out);
-    case 128:
-      return rotate_blocks<128, kBack>(x, n, factor, out);
-    case 256:
-      return rotate_blocks<256, kBack>(x, n, factor, out);
-    default:
-      return scale_row(x, n, factor, out);
-  }
-}
-
-// The n mod rotation elements from `begin` on.
-template <bool kBack>
-inline Range rotate_rest(const float* x, int64_t begin, int64_t n, const Transform& t, float* out) {
-  Range range = {0, 0, 0};
-  for (int block = t.rotation / 2; block > 0; block /= 2) {
-    if ((n & block) == 0) continue;
-    const float* factor = t.factor == nullptr ? nullptr : t.factor + begin;
-    range = united(range, rotate_in<kBack>(block, x + begin, block, factor, out + begin));
-    begin += block;
-  }
-  return range;
-}
-
+// A row that t.rotation divides.
 template <bool kBack>
 inline Range rotate_any(const float* x, int64_t n, const Transform& t, float* out) {
-  const int64_t whole = t.rotation == 0 ? n : n & -int64_t{t.rotation};
-  const Range range = rotate_in<kBack>(t.rotation, x, whole, t.factor, out);
-  return whole == n ? range : united(range, rotate_rest<kBack>(x, whole, n, t, out));
+  switch (t.rotation) {
+    case 2:
+      return rotate_blocks<2, kBack>(x, n, t.factor, out);
+    case 4:
+      return rotate_blocks<4, kBack>(x, n, t.factor, out);
+    case 8:
+      return rotate_blocks<8, kBack>(x, n, t.factor, out);
+    case 16:
+      return rotate_blocks<16, kBack>(x, n, t.factor, out);
+    case 32:
+      return rotate_blocks<32, kBack>(x, n, t.factor, out);
+    case 64:
+      return rotate_blocks<64, kBack>(x, n, t.factor, out);
+    case 128:
+      return rotate_blocks<128, kBack>(x, n, t.factor, out);
+    case 256:
+      return rotate_blocks<256, kBack>(x, n, t.factor, out);
+    default:
+      return scale_row(x, n, t.factor, out);
+  }
+}
+
+inline bool has_rest(int64_t n, const Transform& t) {
+  return t.rotation != 0 && (n & (t.rotation - 1)) != 0;
+}
+
+// rotate(begin, count, transform) for the blocks of t.rotation that fit, and for each of the rest.
+template <typename Rotate>
+[[gnu::noinline]] void in_parts(int64_t n, const Transform& t, const Rotate& rotate) {
+  int64_t begin = 0;
+  for (int block = t.rotation; block > 0; block /= 2) {
+    const int64_t end = n & -int64_t{block};
+    if (begin == end) continue;
+    const Transform part = {t.factor == nullptr ? nullptr : t.factor + begin, block};
+    rotate(begin, end - begin, part);
+    begin = end;
+  }
 }
 
 inline void rotate_row(const float* x, int64_t n, const Transform* t, float* out, Range* range) {
-  *range = rotate_any<false>(x, n, *t, out);
+  if (!has_rest(n, *t)) {
+    *range = rotate_any<false>(x, n, *t, out);
+    return;
+  }
+  *range = {0, 0, 0};
+  in_parts(n, *t, [&](int64_t begin, int64_t count, const Transform& part) {
+    Range found;
+    rotate_row(x + begin, count, &part, out + begin, &found);
+    *range = united(*range, found);
+  });
 }
 
 inline void rotate_row_back(const float* x, int64_t n, const Transform* t, float* out) {
-  rotate_any<true>(x, n, *t, out);
+  if (!has_rest(n, *t)) {
+    rotate_any<true>(x, n, *t, out);
+    return;
+  }
+  in_parts(n, *t, [&](int64_t begin, int64_t count, const Transform& part) {
+    rotate_row_back(x + begin, count, &part, out + begin);
+  });
 }
 
 }  // namespace
