@@ -61,7 +61,8 @@ def int8_attention(
     p = (u.double() * (PROBABILITY_MAX / most).double()).round().nan_to_num(0)
     high, low = ((part @ v_codes.double()).float() for part in (p // 256, p % 256))
     factor = (most / (PROBABILITY_MAX * total)).masked_fill(total == 0, 0)
-    return rotate((high * 256 + low) * factor, None, rotation_of_heads(e), True).to(out_dtype)  # (A6)
+    y = rotate((high * 256 + low) * factor, None, rotation_of_heads(e), True)  # (A6)
+    return y.to(out_dtype)
 
 
 def rotation_of_heads(features: int | None) -> int:

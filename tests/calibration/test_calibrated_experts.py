@@ -319,12 +319,12 @@ def test_products_have_schemes_of_their_own_by_name(mixture: Any) -> None:
     config = Config(scheme="w8", recipe=recipe, only=["experts"])
     model = qfx.quantize_(copy.deepcopy(mixture), config)
     block: Any = model.get_submodule(UP.rpartition(".")[0])
-    assert str(block.up.scheme) == "xa8r_ws8r_h64" and str(block.down.scheme) == "xs8r_wa4p64_h16"
+    assert str(block.up.scheme) == "xa8r_ws8r_h64" and str(block.down.scheme) == "xs8r_wa4p64_h64"
     with torch.no_grad():
         compiled = torch.compile(mixture, backend="qfx", options={**ALL, "recipe": recipe})
         compiled(torch.arange(8)[None])
     report = str(qfx.explain(mixture, torch.arange(8)[None], options={"recipe": recipe}))
-    assert "xa8r_ws8r_h64" in report and "xs8r_wa4p64_h16" in report
+    assert "xa8r_ws8r_h64" in report and "xs8r_wa4p64_h64" in report
 
 
 REFUSED: list[tuple[Any, str]] = [

@@ -114,9 +114,13 @@ KIND_OF = {
 }
 
 
-def test_rotation_costs_its_rows_and_elements_where_a_block_fits() -> None:
+def test_rotation_costs_its_rows_and_elements() -> None:
     plain, rotated = qfx.Scheme(), qfx.Scheme(rotation=64)
-    for k, added in ((1024, 256 * (1e-9 + 1024 * 1e-10)), (1023, 0.0)):
+    for k, added in (
+        (1024, 256 * (1e-9 + 1024 * 1e-10)),
+        (1023, 256 * (1e-9 + 1023 * 1e-10)),
+        (1, 0.0),
+    ):
         first, second = (estimate(FIXED_COST, 256, k, 512, s).int8_s for s in (plain, rotated))
         assert math.isclose(second - first, added, rel_tol=1e-6)
 

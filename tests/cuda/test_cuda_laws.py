@@ -111,6 +111,15 @@ def test_rows_of_every_length(k: int, dtype: torch.dtype) -> None:
     assert_same_codes(x, coded([1], 8, True), seed=torch.tensor([k]))
 
 
+@pytest.mark.parametrize("rotation", [16, 64])
+def test_the_rest_of_k_is_rotated(rotation: int) -> None:
+    """In blocks of every size from 1 to 32, which lie in one thread or in several. (R1)"""
+    for k in (1, 2, 3, 7, 8, 9, 15, 24, 40, 63, 64, 65, 120, 127, 240, 1087):
+        x = torch.randn(3, k, generator=torch.Generator().manual_seed(k))
+        for back in (False, True):
+            assert_same("rotate", x, torch.linspace(1, 2, k), rotation, back)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, *HALVES])
 @pytest.mark.parametrize("rows, columns", [(65, 130), (64, 64), (1, 200), (200, 2), (129, 63)])
 def test_transposed_matrices(rows: int, columns: int, dtype: torch.dtype) -> None:

@@ -301,7 +301,7 @@ class Tokens(nn.Module):
 
 STATIC = qfx.Scheme(x=qfx.QSpec(axes=qfx.PER_TENSOR, static=True))
 AHEAD = {
-    "dynamic": (8, qfx.Config(minimum_gain=0), ["xa8r_ws8r", "xa8r_ws8r_h16"]),
+    "dynamic": (8, qfx.Config(minimum_gain=0), ["xa8r_ws8r_h64", "xa8r_ws8r_h64"]),
     "static": (
         64,
         qfx.Config(

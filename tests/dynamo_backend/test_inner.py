@@ -129,7 +129,7 @@ def linear_call(**changed: Any) -> Callable[[], None]:
         ({"shift": 1}, "the layout says 8 bits"),
         ({"code_bits": 9}, "bits=9 is outside 2..8"),
         ({"code_group": 32}, "group=32, but the weight was packed in one group"),
-        ({"rotation": 64}, "K=16 cannot be rotated by 64"),
+        ({"rotation": 32}, "rotation=32, expected 0, 16 or 64"),
         ({"x": 3}, "unknown dtype"),
         ({"activation": 99}, "unknown activation"),
         ({"bias": 0}, "fewer tensors than announced"),

@@ -243,11 +243,8 @@ def quantization_error(spec: QSpec, t: Known, axes: tuple[int, ...]) -> Tensor:
 
 
 def rotation(block: int, k: int) -> Tensor:
-    """Returns R.T of (R1) in float64, [K, K]."""
-    if not block:
-        return torch.eye(k).double()
-    one = REFERENCES["rotate"](torch.eye(block), None, block).double()
-    return torch.block_diag(*[one] * (k // block))
+    """Returns R.T of (R1) in blocks of at most `block`, in float64, [K, K]."""
+    return REFERENCES["rotate"](torch.eye(k), None, block).double()
 
 
 def turned(block: int, t: Known, axes: tuple[int, ...]) -> Known:

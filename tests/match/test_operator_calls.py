@@ -52,17 +52,17 @@ def _replaced(scheme: Any) -> nn.Module:
 
 OWN: dict[str, tuple[Any, Tensor, list[tuple[str, str, str]]]] = {
     "quantize_": (_replaced("w8a8"), ROWS, [
-        ("0", "4x64x16", "xa8r_ws8r_h64"), ("2", "4x16x8", "xa8r_ws8r_h16")]),
+        ("0", "4x64x16", "xa8r_ws8r_h64"), ("2", "4x16x8", "xa8r_ws8r_h64")]),
     "quantize_, groups": (_replaced(GROUPS_OF_W), ROWS, [
         ("0", "4x64x16", "xa8r_wa4g64"), ("2", "4x16x8", "xa8r_wa4g64")]),
     "quantize_, packed": (_replaced("w4a8"), ROWS, [
-        ("0", "4x64x16", "xs8r_wa4p64_h64"), ("2", "4x16x8", "xs8r_wa4p64_h16")]),
+        ("0", "4x64x16", "xs8r_wa4p64_h64"), ("2", "4x16x8", "xs8r_wa4p64_h64")]),
     "quantize_, packed, groups of x": (_replaced(PACKED_GROUPS), ROWS, [
         ("0", "4x64x16", "xa7g32_ws5p32"), ("2", "4x16x8", "xa7g32_ws5p32")]),
     "quantize_, packed, weight only": (_replaced("w5"), ROWS, [
         ("0", "4x64x16", "wa5p64"), ("2", "4x16x8", "wa5p64")]),
     "quantize_, groups of x": (_replaced(GROUPS_OF_X), ROWS, [
-        ("0", "4x64x16", "xs8g32_wa8r_h64"), ("2", "4x16x8", "xs8g32_wa8r_h16")]),
+        ("0", "4x64x16", "xs8g32_wa8r_h64"), ("2", "4x16x8", "xs8g32_wa8r_h64")]),
     "rewritten, groups": (
         qfx.rewrite(qfx.trace(nn.Linear(128, 16), ROWS.repeat(1, 2)),
                     qfx.Config(scheme="w8a8-groups", minimum_gain=0))[0],

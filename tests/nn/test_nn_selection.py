@@ -161,7 +161,7 @@ def test_the_summary_says_what_became_of_each_linear(caplog: pytest.LogCaptureFi
     assert ["b", "32x32", "float", "not among only=['a', 'c', 'd', 'own']"] in lines
     assert ["c", "32x32", "float", "the recipe leaves it float: too sensitive"] in lines
     assert ["own", "32x32", "float", "Own, a subclass of nn.Linear"] in lines
-    assert ["d", "32x32", "Linear", "xa8r_ws8r_h16"] in lines
+    assert ["d", "32x32", "Linear", "xa8r_ws8r_h64"] in lines
     assert "1 of 5 linears replaced, the model: 0.02 MB -> 0.02 MB" in caplog.text
 
 

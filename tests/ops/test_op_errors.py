@@ -226,9 +226,9 @@ CALLS: dict[str, tuple[Callable[[], Any], str]] = {
         "a group of 33026 with zero points is above 33025",
     ),
     "rotation": (lambda: rotate(rotation=32), "rotate: rotation=32, expected 0, 16 or 64"),
-    "rotation_of_k": (
-        lambda: dynamic(code=Code(rotation=16)),
-        "linear_dynamic: x has K=8 (shape 5x8), which rotation=16 does not divide",
+    "rotation_dynamic": (
+        lambda: dynamic(code=Code(rotation=-64)),
+        "linear_dynamic: rotation=-64, expected 0, 16 or 64",
     ),
     "factor_length": (
         lambda: ops.quantize(X, Code(), factor=torch.ones(7)),
@@ -237,8 +237,8 @@ CALLS: dict[str, tuple[Callable[[], Any], str]] = {
     "factor_matrix": (lambda: rotate(factor=torch.ones(1, 8)), "factor has shape 1x8 but x has K"),
     "factor_type": (lambda: rotate(factor=torch.ones(8).half()), "factor has dtype Half, expected"),
     "rotation_static": (
-        lambda: ops.quantize(X, Code(rotation=64), SCALE),
-        "quantize: x has K=8 (shape 5x8), which rotation=64 does not divide",
+        lambda: ops.quantize(X, Code(rotation=128), SCALE),
+        "quantize: rotation=128, expected 0, 16 or 64",
     ),
     "rotate_integers": (lambda: rotate(Q), "rotate: x has dtype Char, expected Float"),
     "groups_k": (lambda: groups(Q), "x has K=8 (shape 5x8) but the weight was packed for K=100"),

@@ -226,7 +226,7 @@ def _first_two(stack: Stack) -> Stack:
         ({"up": SMALL.up._replace(packed=SMALL.up.packed[0])}, "expected a packed weight in each"),
         ({"up": SMALL.up._replace(packed=SMALL.up.packed[:, 1:])}, "not a packed weight"),
         ({"inner": list(Code(per_tensor=1))}, "down_code has one scale for all rows"),
-        ({"inner": list(Code(rotation=64))}, "K=32 of down cannot be rotated by 64"),
+        ({"inner": list(Code(rotation=32))}, "down_code has rotation=32, expected 0, 16 or 64"),
         ({"code": list(Code(group=32))}, "group=32, but the weight was packed in one group"),
     ],
 )  # fmt: skip

@@ -156,6 +156,6 @@ def test_a_model_after_one_that_dynamo_gave_up(name: str) -> None:
 def test_int8_modules_that_dynamo_does_not_capture_are_int8() -> None:
     report = qfx.explain(Around(qfx.quantize_(Disabled())), X, options=ALL)
     (row,) = (row for row in report.rows if row.module == "between.fc")
-    assert (report.quantized, row.scheme) == (3, "xa8r_ws8r_h16")
+    assert (report.quantized, row.scheme) == (3, "xa8r_ws8r_h64")
     assert row.reason == "an int8 module, qfx.nn.Linear, in code that Dynamo does not capture"
     assert row.sqnr_db is not None and row.int8_s and row.shape == "10x32x32"

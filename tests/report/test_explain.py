@@ -169,7 +169,7 @@ def test_transform_and_outliers_of_the_input() -> None:
     assert column.transform == "factor"
 
 
-COLUMN = qfx.Scheme(w=qfx.QSpec(axes=(0,)), rotation=16)  # 16 does not divide 40
+COLUMN = qfx.Scheme(w=qfx.QSpec(axes=(0,)))
 
 
 def test_sites_left_float_show_their_inputs_range() -> None:
