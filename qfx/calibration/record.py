@@ -24,6 +24,7 @@ from qfx.pipeline import Context, run_passes
 from qfx.plan.exclusions import why_excluded
 from qfx.values.config import Config
 from qfx.values.limits import why_few_features
+from qfx.values.scheme import Scheme
 
 ROWS = 256  # at most, of a sample
 
@@ -163,12 +164,18 @@ class CalibrationSite(NamedTuple):
 class SharedInput:
     """A group: the matmuls with a weight (`readers`) that multiply the same activation, and the
     dtype of this activation. `product`: for one expert of a product of experts, whose activation is
-    the tokens that it gets, the key of the product; otherwise None."""
+    the tokens that it gets, the key of the product; otherwise None. `channels`: of a pixel, if the
+    rows are windows of pixels."""
 
     activation: ActivationRecord
     readers: tuple[CalibrationSite, ...]
     dtype: torch.dtype
     product: SiteKey | None = None
+    channels: int | None = None
+
+    def block(self, scheme: Scheme) -> int:
+        """Returns the rotation of the activation by this scheme."""
+        return scheme.block(self.activation.k, self.channels)
 
     @property
     def m(self) -> int:
@@ -248,5 +255,5 @@ class _Inputs(Recorder):
         if key not in self.session.groups:
             readers = tuple(CalibrationSite(k, s.names, self.weight(s), s.view) for k, s in sites)
             made = ActivationRecord(x.shape[-1], self.session.room)
-            self.session.groups[key] = SharedInput(made, readers, x.dtype, product)
+            self.session.groups[key] = SharedInput(made, readers, x.dtype, product, first.channels)
         self.session.record(key, x)

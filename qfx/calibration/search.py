@@ -179,7 +179,7 @@ def candidates(
         size = bytes_of(group, scheme)
         found.append(Candidate(scheme, transform, errors, seconds, bytes=size))
         if outliers := _outliers(group, scheme):
-            transform = Transform(None, scheme.block(group.activation.k), outliers)
+            transform = Transform(None, group.block(scheme), outliers)
             errors = problem.errors(scheme, transform, observer)
             beside = times_of(group, scheme, cost, len(outliers))[1] - int8_s
             found.append(Candidate(scheme, transform, errors, seconds + beside, bytes=size))
@@ -212,7 +212,7 @@ def _outliers(group: SharedInput, scheme: Scheme) -> tuple[int, ...]:
 def _best_smoothing(
     problem: _Problem, scheme: Scheme, observer: str
 ) -> tuple[Transform, tuple[float, ...]]:
-    rotation = scheme.block(problem.group.activation.k)
+    rotation = problem.group.block(scheme)
     transforms = [Transform(factor, rotation) for factor in _factors(problem.group, scheme)]
     tried = [(t, problem.errors(scheme, t, observer)) for t in transforms]
     return min(tried, key=lambda each: sum(each[1]))
@@ -247,7 +247,7 @@ def _sizes(group: SharedInput, scheme: Scheme) -> Iterator[tuple[Tensor, Tensor]
     smoothing and rotation from 0.0027 to 0.0023; trying both reduces the divergence of static
     scales from 0.0108 to 0.0101.
     """
-    rotated = bool(scheme.block(group.activation.k))
+    rotated = bool(group.block(scheme))
     if not rotated or (scheme.x is not None and scheme.x.static):
         yield group.activation.absmax, torch.stack([r.largest for r in group.readers]).amax(0)
     if rotated:

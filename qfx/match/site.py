@@ -63,6 +63,13 @@ class Site(Match):
         return sources_of(self.weight) or tuple(roots(self.weight))
 
     @property
+    def channels(self) -> int | None:
+        """The number of channels of a pixel, if the rows of x are windows of several pixels."""
+        windows = any(method == "im2col" for method, _ in self.x_view)
+        shape = getattr(value(self.x), "shape", None) if windows else None
+        return None if shape is None or shape[1] == self.k else shape[1]
+
+    @property
     def float_type(self) -> torch.dtype:
         return self.out_dtype or torch.float32
 

@@ -24,7 +24,7 @@ def by_cost(site: Site, config: Config, costs: Costs) -> Entry:
     """Returns the decision on a matmul with a weight: the scheme of the configuration, or the
     reason why the matmul stays float, with the predicted seconds."""
     m, dtype = hint(site.m), site.out_dtype or torch.float32
-    scheme = config.chosen.at(site.k)
+    scheme = config.chosen.at(site.k, site.channels)
     if why_not := impossible(site, scheme):
         return Entry(site, None, why_not)
     if scheme.calibrated:

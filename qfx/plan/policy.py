@@ -179,7 +179,7 @@ def _guarded(entry: Entry, config: Config) -> Entry:
 def _by_recipe(site: Site, recipe: SiteRecipe) -> Entry:
     if recipe.scheme is None:
         return Entry(site, None, recipe.reason or "left float by the recipe")
-    scheme, reason = recipe.scheme.at(site.k), recipe.reason or "by the recipe"
+    scheme, reason = recipe.scheme.at(site.k, site.channels), recipe.reason or "by the recipe"
     if why_not := impossible(site, scheme):
         return Entry(site, None, why_not)
     if recipe.outliers:

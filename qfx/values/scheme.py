@@ -117,14 +117,19 @@ class Scheme:
         w; 0 if no operand has groups."""
         return self.w.group or (self.x.group if self.x else 0)
 
-    def block(self, k: int | None) -> int:
-        """Returns the rotation of `k` features: 0 if `k` is not known, or is too small for a
-        block."""
-        return self.rotation if k is not None and k > 1 else 0
+    def block(self, k: int | None, channels: int | None = None) -> int:
+        """Returns the rotation of `k` features: 0 if `k` is not known, or is too small for a block.
 
-    def at(self, k: int | None) -> Scheme:
-        """Returns the scheme for a matmul of `k` features, without a rotation if K has none."""
-        return replace(self, rotation=self.block(k))
+        `channels`: of a pixel, if the features are windows of pixels. A rotation that divides them
+        comes before one that does not, because then pixels are rotated once for all windows.
+        """
+        if k is None or k < 2:
+            return 0
+        return _largest_fitting(self.rotation, channels) or self.rotation
+
+    def at(self, k: int | None, channels: int | None = None) -> Scheme:
+        """Returns the scheme for a matmul of `k` features, with the rotation of `block`."""
+        return replace(self, rotation=self.block(k, channels))
 
     @property
     def calibrated(self) -> bool:
@@ -201,11 +206,16 @@ def _check_groups(x: QSpec, w: QSpec, backward: str) -> None:
         )
 
 
+def _largest_fitting(rotation: int, k: int | None) -> int:
+    """Returns the largest of ROTATIONS up to this one that divides `k`, 0 for none."""
+    fitting = (b for b in ROTATIONS[1:] if b <= rotation and k and k % b == 0)
+    return max(fitting, default=0)
+
+
 def rotation_of_earlier(scheme: Scheme, k: int) -> Scheme:
     """Returns the scheme as earlier builds of qfx understood it for `k` features: they rotated in
     blocks that divide K, the largest up to `scheme.rotation`, or not at all."""
-    fitting = (block for block in ROTATIONS[1:] if block <= scheme.rotation and k % block == 0)
-    return replace(scheme, rotation=max(fitting, default=0))
+    return replace(scheme, rotation=_largest_fitting(scheme.rotation, k))
 
 
 def scheme_from(raw: dict[str, Any]) -> Scheme:

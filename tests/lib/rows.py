@@ -263,7 +263,7 @@ def _experts(row: Row, g: torch.Generator) -> tuple[Any, ...]:
     routing = torch.rand(tokens, 2, generator=g).to(row.dtype)
     up = _stack(replace(row, n=row.n if gate == "none" else 2 * row.n), g)
     down = _stack(replace(row, k=row.n), g)
-    inner = [*row.code[:2], 0, *row.code[3:4], row.rotation if row.n % 64 == 0 else 0]
+    inner = [*row.code[:2], 0, *row.code[3:4], row.rotation]
     clip = (0.5, 1.0) if gate == "interleaved" else (0.0, 0.0)
     end = (row.code, inner, row.activation, gate, row.out_dtype, *clip)
     return (x, expert, routing, *up, *down, *end)
@@ -801,7 +801,10 @@ ROWS += [
     for leading, k, rotation in (
         ((5,), 19, 0),
         ((2, 3), 48, 16),
+        ((3,), 47, 16),
         ((9,), 576, 64),
+        ((4,), 120, 64),
+        ((2,), 7, 64),
         ((0,), 64, 64),
         ((4,), 0, 16),
     )

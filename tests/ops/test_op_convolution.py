@@ -83,7 +83,6 @@ def test_a_convolution_is_the_linear_of_its_windows(
     image: Image, n: int, rotation: int, symmetric: bool, data: Any
 ) -> None:
     """On every instruction set, on one and on several threads."""
-    rotation = rotation if rotation and image.k % rotation == 0 else 0
     code = list(Code(symmetric=int(symmetric), rotation=rotation))
     code[2] = data.draw(st.integers(0, 1), label="one scale for all rows")
     packed, layout = Weights(n, image.k).int8(n)[:2]

@@ -119,13 +119,24 @@ def test_zero_minimum_gain_quantizes_all() -> None:
     assert _int8(_plan(qfx.Config(minimum_gain=0), Linears(0.1, 1.0))) == ALL
 
 
-@pytest.mark.parametrize(
-    ("features", "rotation"), [(128, 64), (192, 64), (80, 16), (32, 16), (40, 0), (8, 0)]
-)
-def test_the_default_rotates_the_largest_block_that_fits(features: int, rotation: int) -> None:
+@pytest.mark.parametrize("features", [128, 192, 80, 40, 8])
+def test_the_default_rotates_any_number_of_features(features: int) -> None:
     gm = qfx.trace(nn.Linear(features, 8), torch.randn(4, features))
     (entry,) = decide(match(gm), qfx.Config(), GAIN).entries
-    assert entry.scheme == qfx.Scheme(x=qfx.QSpec(symmetric=False), rotation=rotation)
+    assert entry.scheme == qfx.Scheme(x=qfx.QSpec(symmetric=False), rotation=64)
+
+
+@pytest.mark.parametrize(
+    ("channels", "kernel", "rotation"), [(64, 3, 64), (48, 3, 16), (40, 3, 64), (48, 1, 64)]
+)
+def test_windows_are_rotated_within_pixels_if_channels_allow_it(
+    channels: int, kernel: int, rotation: int
+) -> None:
+    conv = nn.Conv2d(channels, 8, kernel, padding=kernel // 2, stride=2)
+    gm = qfx.trace(conv, torch.randn(1, channels, 8, 8))
+    (entry,) = decide(match(gm), qfx.Config(minimum_gain=0), GAIN).entries
+    assert entry.scheme is not None and entry.scheme.rotation == rotation
+    assert qfx.Scheme().block(64, channels) == qfx.Scheme(rotation=64).block(1, channels) == 0
 
 
 class Products(nn.Module):
