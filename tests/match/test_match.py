@@ -163,11 +163,11 @@ REFUSALS = {
     ),
     "encoder_layer": (lambda s, x: s.layer(x), (X3,), "this operator with a matmul inside"),
     "inner": (lambda s, x: torch.inner(x, s.w), (X3,), "this operator with a matmul inside"),
-    "computed_weight": (lambda s, x: F.linear(x, s.w * 2), (X2,), "computed by mul"),
+    "computed_weight": (lambda s, x: F.linear(x, s.w * x.sum()), (X2,), "computed by mul"),
     "double": (
         lambda s, x: x @ s.w.t().double(),
         (X2.double(),),
-        "the left operand is float64; int8 serves float32",
+        "the input is float64; int8 serves float32",
     ),
     "integer": (lambda s, x: x @ s.frozen.t(), (X2.long(),), "the input is int64"),
     "scaled_addmm": (lambda s, x: torch.addmm(s.b, x, s.w.t(), alpha=2), (X2,), "alpha=2"),

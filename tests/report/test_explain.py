@@ -240,7 +240,8 @@ class _Experts(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.linear, self.conv = nn.Linear(64, 64, bias=False), nn.Conv1d(64, 64, 3, bias=False)
+        self.linear = nn.Linear(64, 64, bias=False)
+        self.conv = nn.Conv1d(64, 64, 4, groups=16, bias=False)  # of 4 outputs: float
         self.experts = nn.Parameter(torch.randn(8, 64, 64))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -249,12 +250,13 @@ class _Experts(nn.Module):
 
 
 def test_the_footer_counts_the_whole_model() -> None:
-    """Weights: 1, 3 and 8 matrices of 64 x 64; multiply-adds: 1 x 10 and 3 x 8 rows of them."""
+    """Weights: 1, 1/4 and 8 matrices of 64 x 64; multiply-adds: 10 rows of the first, 7 of the
+    second."""
     report = qfx.explain(_Experts(), torch.randn(1, 10, 64), options={"minimum_gain": 0})
-    assert report.macs == (10 * 64**2, (10 + 3 * 8) * 64**2, 0)
-    assert report.weights is not None and report.weights.share == 1 / 12
+    assert report.macs == (10 * 64**2, (10 * 4 + 7) * 32**2, 0)
+    assert report.weights is not None and report.weights.share == 4 / 37
     text = str(report)
-    assert f"int8: 8.3% of the bytes of weights that multiply, {10 / 34:.1%} of 139,264" in text
-    assert "float: _Experts 131.1 kB, Conv1d 49.2 kB" in text
+    assert f"int8: 10.8% of the bytes of weights that multiply, {40 / 47:.1%} of 48,128" in text
+    assert "float: _Experts 131.1 kB, Conv1d 4.1 kB" in text
     row = report.rows[0]
-    assert row.weight_bytes and f"{(row.weight_bytes + 11 * 64**2 * 4) / 1e6:.3g} MB read" in text
+    assert row.weight_bytes and f"{(row.weight_bytes + 33 * 64**2) / 1e6:.3g} MB read" in text
