@@ -26,6 +26,7 @@ QUESTIONS = (
     "linear",
     "attention",
     "experts",
+    "convolutions",
     "models",
     "accuracy",
     "training",
