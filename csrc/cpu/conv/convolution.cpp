@@ -33,7 +33,8 @@ void convolve_in_memory(const Kernels& kernels, const Image& x, const Windows& o
     im2col(x, of, first, count, windows);
     const FloatMatrix matrix = {windows, x.dtype, count, of.k(), of.k(), code.transform};
     char* const at = to.data + first * stride;
-    FloatOutput out = {to.bias, to.activation, to.dtype, dense ? at : apart.get<char>(count * bytes)};
+    FloatOutput out = {to.bias, to.activation, to.dtype,
+                       dense ? at : apart.get<char>(count * bytes)};
     const Linear all[] = {{w, out}};
     linears_of_floats(kernels, {matrix, code.spec, code.group}, all);
     if (!dense) spread(out.data, count, bytes, stride, at);

@@ -22,14 +22,34 @@ int64_t reach_of(const WindowAxis& axis, int64_t count) {
 // Lines that lie between the first and the last one of a window.
 int64_t lines_of(const Windows& of) { return (of.h.kernel - 1) * of.h.dilation + 1; }
 
+constexpr int64_t kTile = 16;  // channels and columns that are transposed at a time
+
+// Transposes a tile of kTile channels, `channel` apart, whose columns follow each other.
+template <typename Element>
+void interleave_tile(const Element* from, int64_t channel, int64_t channels, Element* to) {
+  Element tile[kTile][kTile];
+  for (int64_t c = 0; c < kTile; ++c) {
+    std::memcpy(tile[c], from + c * channel, sizeof(tile[c]));
+  }
+  for (int64_t w = 0; w < kTile; ++w) {
+    Element pixel[kTile];
+    for (int64_t c = 0; c < kTile; ++c) pixel[c] = tile[c][w];
+    std::memcpy(to + w * channels, pixel, sizeof(pixel));
+  }
+}
+
 // Transposes channels [C][columns], `channel` and `column` apart, to [columns][C].
 template <typename Element>
 void interleave(const Element* from, int64_t channel, int64_t column, int64_t channels,
                 int64_t columns, Element* to) {
-  constexpr int64_t kTile = 16;
-  for (int64_t first = 0; first < columns; first += kTile) {
+  for (int64_t at = 0; at < columns; at += kTile) {
+    const int64_t first = std::max<int64_t>(std::min(at, columns - kTile), 0);  // the last overlaps
     const int64_t last = std::min(first + kTile, columns);
-    for (int64_t c = 0; c < channels; ++c) {
+    int64_t c = 0;
+    for (; column == 1 && last - first == kTile && c + kTile <= channels; c += kTile) {
+      interleave_tile(from + c * channel + first, channel, channels, to + first * channels + c);
+    }
+    for (; c < channels; ++c) {
       const Element* line = from + c * channel;
       for (int64_t w = first; w < last; ++w) to[w * channels + c] = line[w * column];
     }

@@ -1,5 +1,5 @@
-// Lines of an image as windows read them: in float32, channels last, rotated, with zeros around, and
-// how far the numbers in reach of each output range.
+// Lines of an image as windows read them: in float32, channels last, rotated, with zeros around,
+// and how far the numbers in reach of each output range.
 #pragma once
 
 #include <cstdint>
@@ -22,8 +22,8 @@ struct LineReading {
   const Kernels& kernels;
   const Image& x;
   const Windows& of;
-  int rotation;  // of the channels of each pixel; 0 for none
-  bool ranges;   // whether they are asked for
+  int rotation;     // of the channels of each pixel; 0 for none
+  bool ranges;      // whether they are asked for
   uint64_t number;  // which no other reading has
 
   // Outputs of a line that are read at a time: all where the lines of a window stay in a cache.
@@ -57,8 +57,8 @@ class Lines {
   void find_ranges(const LineReading& from, const Range* of_pixels, Range* reached) const;
 
   Scratch memory_, pixel_ranges_, reached_ranges_, raw_;
-  std::vector<Key> keys_;          // of the slots
-  std::vector<int64_t> slot_of_;   // of each tap (d, h)
+  std::vector<Key> keys_;         // of the slots
+  std::vector<int64_t> slot_of_;  // of each tap (d, h)
   LinePart part_ = {0, 0};
   float* floats_ = nullptr;
   Range* reached_ = nullptr;

@@ -26,8 +26,8 @@ struct FloatOutput {
   const float* bias;  // or null
   Activation activation;
   Dtype dtype;
-  char* data;         // [M, N]
-  int64_t bytes = 0;  // of all of it, where that is known
+  char* data;          // [M, N]
+  int64_t bytes = 0;   // of all of it, where that is known
   int64_t stride = 0;  // from row to row in elements; 0: N
 
   int64_t element() const { return dtype == Dtype::kFloat32 ? 4 : 2; }

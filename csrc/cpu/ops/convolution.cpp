@@ -53,8 +53,12 @@ Windows windows_of(const char* op, const Tensor& x, const WindowArguments& how, 
   for (size_t i = 0; i < count; ++i) {
     const size_t from = count - 1 - i;
     WindowAxis& axis = *axes[i];
-    axis = {x.size(static_cast<int64_t>(from) + 2), how.kernel[from],      how.stride[from],
-            how.dilation[from],                     how.padding[2 * from], 1};
+    axis = {x.size(static_cast<int64_t>(from) + 2),
+            how.kernel[from],
+            how.stride[from],
+            how.dilation[from],
+            how.padding[2 * from],
+            1};
     axis.out = outputs_of(axis, how.padding[2 * from + 1]);
   }
   return of;

@@ -11,13 +11,13 @@
 
 namespace qfx::cpu {
 
-// Packed weights, [E, bytes], of experts or groups of channels, and their biases [E, N]. Rows are read where they lie, or
-// copied when they are asked for, after everything was checked.
+// Packed weights, [E, bytes], of experts or groups of channels, and their biases [E, N]. Rows are
+// read where they lie, or copied when they are asked for, after everything was checked.
 class WeightStack {
  public:
   // `what`: the name of the argument.
-  WeightStack(const char* op, const char* what, const Tensor& weight, const std::optional<Tensor>& bias,
-        int64_t k, const std::vector<int64_t>& layout)
+  WeightStack(const char* op, const char* what, const Tensor& weight,
+              const std::optional<Tensor>& bias, int64_t k, const std::vector<int64_t>& layout)
       : op_(op), k_(k), layout_(layout_argument_of(op, layout)), weight_(weight), bias_(bias) {
     check_dtype(op, what, weight_, {ScalarType::Char});
     STD_TORCH_CHECK(weight_.dim() == 2, op, ": ", what, " has shape ", shape_of(weight_),
