@@ -7,15 +7,20 @@ operator `im2col`; others are views of the image.
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import fx
 
 from qfx.graph.capture import value
-from qfx.graph.views import Step, View
+from qfx.graph.views import Step
+from qfx.graph.windows import (
+    WindowSetting,
+    each_axis,
+    padding_of,
+    transposed_views,
+    window_views,
+)
 from qfx.match.contractions import Operands, as_recorded
 
 CONVOLUTION_NAMES = ("x", "w", "bias", "stride", "padding", "dilation", "groups")
@@ -24,25 +29,6 @@ TRANSPOSED_NAMES = (*CONVOLUTION_NAMES[:-2], "output_padding", "groups", "dilati
 FUNCTIONS = (torch.conv1d, torch.conv2d, torch.conv3d)
 TRANSPOSED_FUNCTIONS = (torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d)
 _LAST: Step = ("movedim", (-1, 1))
-
-
-@dataclass(frozen=True)
-class _Setting:
-    """The settings of a convolution, one number for each axis."""
-
-    kernel: tuple[int, ...]
-    stride: tuple[int, ...]
-    padding: tuple[tuple[int, int], ...]  # before and after
-    dilation: tuple[int, ...]
-    output_padding: tuple[int, ...]
-
-    @property
-    def plain(self) -> bool:
-        """Whether windows do not overlap and lie in the image."""
-        whole = all(side == (0, 0) for side in self.padding)
-        gaps = any(d != 1 and k != 1 for d, k in zip(self.dilation, self.kernel, strict=True))
-        apart = all(s >= k for s, k in zip(self.stride, self.kernel, strict=True))
-        return whole and apart and not gaps
 
 
 def convolution(node: fx.Node, a: dict[str, Any]) -> Operands | str:
@@ -56,14 +42,9 @@ def convolution(node: fx.Node, a: dict[str, Any]) -> Operands | str:
         return f"a {kind} in {groups} groups"
     if a.get("transposed"):
         return _transposed(node, a, setting)
+    views = window_views(setting, groups)
     back = as_recorded(node, _LAST)
-    w_view: View = (("flatten", (1,)),)
-    if setting.plain and groups == 1:
-        x_view = _blocks(setting)
-    else:
-        x_view = _im2col(setting.kernel, setting.stride, setting.padding, setting.dilation)
-        w_view = (("movedim", (1, -1)), *w_view)
-    return Operands(a["x"], a["w"], w_view, a.get("bias"), x_view, back, groups=groups)
+    return Operands(a["x"], a["w"], views.weight, a.get("bias"), views.x, back, groups=groups)
 
 
 def transposed(node: fx.Node, a: dict[str, Any]) -> Operands | str:
@@ -71,7 +52,7 @@ def transposed(node: fx.Node, a: dict[str, Any]) -> Operands | str:
     return convolution(node, {**a, "transposed": True})
 
 
-def _setting(a: dict[str, Any]) -> _Setting | str:
+def _setting(a: dict[str, Any]) -> WindowSetting | str:
     """Returns the settings of a convolution, or the reason why they are no numbers."""
     x, weight = value(a["x"]), value(a["w"])
     shape, rank = getattr(weight, "shape", None), getattr(x, "ndim", None)
@@ -80,129 +61,24 @@ def _setting(a: dict[str, Any]) -> _Setting | str:
     kernel = tuple(int(size) for size in shape[2:])
     count = len(kernel)
     stride, dilation, more = (
-        _each(a.get(name, default), count)
+        each_axis(a.get(name, default), count)
         for name, default in (("stride", 1), ("dilation", 1), ("output_padding", 0))
     )
-    padding = _padding(a.get("padding", 0), kernel, dilation)
+    padding = padding_of(a.get("padding", 0), kernel, dilation)
     if any(isinstance(n, fx.Node) for each in (stride, dilation, more, *padding) for n in each):
         return "a convolution whose stride, padding or dilation is computed"
-    return _Setting(kernel, stride, padding, dilation, more)
+    return WindowSetting(kernel, stride, padding, dilation, more)
 
 
-def _each(given: Any, count: int) -> tuple[Any, ...]:
-    values = tuple(given) if isinstance(given, list | tuple) else (given,)
-    return values * count if len(values) == 1 else values
-
-
-def _padding(
-    given: Any, kernel: tuple[int, ...], dilation: tuple[Any, ...]
-) -> tuple[tuple[Any, Any], ...]:
-    """Returns the zeros before and after each axis; those of "same" may differ by one."""
-    if given == "same":
-        around = [d * (k - 1) for d, k in zip(dilation, kernel, strict=True)]
-        return tuple((n // 2, n - n // 2) for n in around)
-    each = _each(0 if given == "valid" else given, len(kernel))
-    return tuple((n, n) for n in each)
-
-
-def _blocks(setting: _Setting) -> View:
-    """Returns the view [B, C, *sizes] -> [B, *outputs, C * kernel] of windows that do not
-    overlap."""
-    kernel, stride, spatial = setting.kernel, setting.stride, len(setting.kernel)
-    if all(n == 1 for n in (*kernel, *stride)):
-        return (("movedim", (1, -1)),)
-    cut = tuple(("unfold", (2 + i, kernel[i], stride[i])) for i in range(spatial))
-    places = (0, *range(2, 2 + spatial), 1, *range(2 + spatial, 2 + 2 * spatial))
-    return (*cut, ("permute", (places,)), ("flatten", (1 + spatial, -1)))
-
-
-def _im2col(
-    kernel: tuple[int, ...],
-    stride: tuple[int, ...],
-    padding: tuple[tuple[int, int], ...],
-    dilation: tuple[int, ...],
-) -> View:
-    """Returns the view [B, C, *sizes] -> [B, *outputs, taps * C]."""
-    around = tuple(n for side in padding for n in side)
-    return (("im2col", (kernel, stride, around, dilation)),)
-
-
-# --- transposed ---
-
-
-def _transposed(node: fx.Node, a: dict[str, Any], setting: _Setting) -> Operands | str:
-    """Parses a transposed convolution. Along an axis of stride s, outputs s q + r, r = 0 .. s - 1,
-    read the same inputs, q and those before it, each with other taps of the kernel. So they are one
-    row of a matmul of windows, whose weight has N = s * channels rows for each axis."""
-    if any(d != 1 for d in setting.dilation):
-        return "a dilated transposed convolution"
-    phases = [_Phases.of(setting, i) for i in range(len(setting.kernel))]
-    if any(axis.after < 0 for axis in phases):
-        return "a transposed convolution with more padding than its kernel covers"
-    ones = (1,) * len(phases)
-    around = tuple((axis.before, axis.after) for axis in phases)
-    x_view = _im2col(tuple(axis.taps for axis in phases), ones, around, ones)
-    count = math.prod(setting.stride)
-    bias_view: View = (("repeat", ((count,),)),) if count > 1 else ()
-    steps = _interleaved(setting, phases)
+def _transposed(node: fx.Node, a: dict[str, Any], setting: WindowSetting) -> Operands | str:
+    """Parses a transposed convolution."""
+    views = transposed_views(setting)
+    if isinstance(views, str):
+        return views
+    steps = views.result
     if steps and steps[-1][0] == "slice" and not as_recorded(node)[:1]:
         steps = (*steps, ("contiguous", ()))  # channels last, as the result was
     back = as_recorded(node, *steps, _LAST)
-    w_view = _phase_weights(setting, phases)
-    return Operands(a["x"], a["w"], w_view, a.get("bias"), x_view, back, bias_view=bias_view)
-
-
-@dataclass(frozen=True)
-class _Phases:
-    """How the outputs of one axis of a transposed convolution read its inputs: each by `taps` taps,
-    with zeros before and after the image. Of the outputs that are computed, those from `begin` on
-    are wanted, without the last `drop`."""
-
-    taps: int
-    before: int
-    after: int
-    begin: int
-    drop: int
-
-    @classmethod
-    def of(cls, setting: _Setting, axis: int) -> _Phases:
-        k, s, (p, _) = setting.kernel[axis], setting.stride[axis], setting.padding[axis]
-        taps = -(-k // s)
-        skipped = min(p // s, taps - 1)
-        end = k - p + setting.output_padding[axis] - s  # of the outputs, from s * inputs on
-        after = -(-end // s)
-        return cls(taps, taps - 1 - skipped, after, p - s * skipped, s * after - end)
-
-
-def _interleaved(setting: _Setting, phases: list[_Phases]) -> View:
-    """Returns the view [B, *q, phases * channels] -> [B, *outputs, channels]."""
-    axes, view = len(phases), list[Step]()
-    if any(s > 1 for s in setting.stride):
-        channels = 1 + 2 * axes
-        order = (0, *(place for i in range(axes) for place in (1 + i, 1 + axes + i)), channels)
-        view += [("unflatten", (-1, (*setting.stride, -1)))]
-        view += [("permute", (order,))] if axes > 1 else []
-        view += [("flatten", (1 + i, 2 + i)) for i in range(axes)]
-    for i, axis in enumerate(phases):
-        if axis.begin or axis.drop:
-            view.append(("slice", (1 + i, axis.begin, -axis.drop if axis.drop else _END)))
-    return tuple(view)
-
-
-_END = 2**63 - 1  # of any axis
-
-
-def _phase_weights(setting: _Setting, phases: list[_Phases]) -> View:
-    """Returns the view [C, channels, *kernel] -> [phases * channels, taps * C]."""
-    axes, view = len(phases), list[Step]()
-    more = [
-        axis.taps * s - k for axis, s, k in zip(phases, setting.stride, setting.kernel, strict=True)
-    ]
-    if any(more):
-        view.append(("constant_pad_nd", (tuple(n for m in reversed(more) for n in (0, m)),)))
-    for i, (axis, s) in enumerate(zip(phases, setting.stride, strict=True)):
-        view.append(("unflatten", (2 + 2 * i, (axis.taps, s))))
-    places = range(axes)
-    view.append(("flip", (tuple(2 + 2 * i for i in places),)))
-    order = (*(3 + 2 * i for i in places), 1, *(2 + 2 * i for i in places), 0)
-    return (*view, ("permute", (order,)), ("flatten", (0, axes)), ("flatten", (1, -1)))
+    return Operands(
+        a["x"], a["w"], views.weight, a.get("bias"), views.x, back, bias_view=views.bias
+    )
