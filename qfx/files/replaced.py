@@ -10,10 +10,12 @@ from torch import nn
 
 from qfx.files.tensor_file import TensorEntry
 from qfx.io.errors import UserError, printable
+from qfx.nn.conv import Conv
+from qfx.nn.conv_like import is_convolution
 from qfx.nn.embedding import Embedding
 from qfx.nn.experts_like import FloatProduct
 from qfx.nn.linear import Linear
-from qfx.nn.linear_like import as_linear
+from qfx.nn.linear_like import as_linear, sizes_of
 from qfx.nn.loading import StoredModule
 from qfx.nn.sign_linear import SignLinear
 from qfx.nn.stacked_weight import StackedWeight
@@ -47,7 +49,7 @@ def linear_names(
 
     def takes(name: str) -> bool:
         module, kind = modules.get(name), kinds[name]
-        if isinstance(module, nn.Linear | Linear | StackedWeight):
+        if isinstance(module, nn.Linear | Linear | Conv | StackedWeight):
             return True
         if kind is None or kind is StackedWeight:
             return kind is not None and name in products
@@ -63,6 +65,8 @@ def size_of(module: Replaced) -> tuple[int, ...]:
     """Returns the shape of the weight: [N, K], or [E, N, K] of experts."""
     if isinstance(module, FloatProduct):
         return tuple(module.weights.shape)
+    if is_convolution(module):
+        return sizes_of(module)[::-1]
     return tuple(as_linear(module).weight.shape)
 
 
@@ -80,7 +84,7 @@ def replaced(
     kind = kind_in(name, stored)
     module = products.get(name) if kind is StackedWeight else found
     what = NAMES[kind or Linear]
-    if isinstance(found, Linear | Embedding | StackedWeight):
+    if isinstance(found, Linear | Conv | Embedding | StackedWeight):
         raise UserError(f"{here} is int8 in the skeleton already: qfx.load takes a float model")
     fits = isinstance(module, FloatProduct) or (module and replaces(kind or Linear, module))
     if module is None or not fits:
@@ -104,5 +108,7 @@ def made_from(found: Any, module: Replaced, kind: StoredKind) -> Stored:
     the result of `kind.taken_from`."""
     if isinstance(module, FloatProduct):
         return StackedWeight.from_state(module, found)
+    if is_convolution(module):
+        return Conv.from_state(module, found)
     assert issubclass(kind, StoredModule)
     return kind.from_state(as_linear(module), found)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from qfx.files.expert_blocks import put_together
 from qfx.files.replaced import Replaced, made_from, size_of
 from qfx.io.errors import UserError, printable
+from qfx.nn.conv_like import is_convolution
 from qfx.nn.embedding import Embedding
 from qfx.nn.experts import Experts
 from qfx.nn.experts_like import FloatProduct, products_of
@@ -35,7 +36,9 @@ class Placeholder(nn.Module):
         padded = [*numbers, *[0] * (LENGTH - len(numbers))]
         scheme = torch.tensor(padded, dtype=torch.int32, device="cpu")  # not on the default device
         self.kind = _kind(module, scheme, name)
-        of: Any = module if isinstance(module, FloatProduct) else as_linear(module)
+        of: Any = module
+        if isinstance(module, nn.Module) and not is_convolution(module):
+            of = as_linear(module)
         self.of = (of,)  # in a tuple, so that it is not registered as a submodule
         self.size = size_of(module)
         self.bias = getattr(of, "bias", None)

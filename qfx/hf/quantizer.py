@@ -24,10 +24,12 @@ from qfx.hf.expert_loading import (
 from qfx.hf.save_check import check_one_save, mark_save
 from qfx.hf.saved_model import PLACEHOLDERS, put_together, set_placeholders
 from qfx.hf.state_dict import marked_state, scheme_numbers
-from qfx.hf.tensor_parallel import LaterPlan, gathered, whole
+from qfx.hf.tensor_parallel import LaterPlan, gathered, whole, with_weight
 from qfx.host.conversions import change_conversions
 from qfx.io.errors import UserError
 from qfx.io.pages import trim
+from qfx.nn.conv import Conv
+from qfx.nn.conv_like import is_convolution
 from qfx.nn.embedding import Embedding
 from qfx.nn.experts import Experts
 from qfx.nn.experts_like import experts_fault, is_experts
@@ -63,7 +65,7 @@ class QfxQuantizer(HfQuantizer):
         self.found: Selection | None = None
         self.hows: dict[nn.Module, Scheme | SiteRecipe] = {}
         self.later: set[nn.Module] = set()  # tied modules, which are quantized after loading
-        self.made: dict[nn.Module, Linear | Embedding | Experts] = {}
+        self.made: dict[nn.Module, Linear | Conv | Embedding | Experts] = {}
         self.experts = ExpertLoading({})
         self.parallel: LaterPlan | None = None  # only while a model is loaded
 
@@ -131,6 +133,8 @@ class QfxQuantizer(HfQuantizer):
             return False
         if is_embedding(linear):
             self.made[linear] = Embedding.from_float(linear, weight)
+        elif is_convolution(linear):
+            self.made[linear] = Conv.from_float(with_weight(linear, weight), self.hows[linear])
         else:
             holder = nn.Linear(1, 1, bias=False, device="meta", dtype=weight.dtype)
             weight = weight.t() if is_transposed(linear) else weight
@@ -265,7 +269,7 @@ def _fault(module: nn.Module) -> str:
     return experts_fault(module) if weight is None else unquantizable(weight)
 
 
-def _made(module: nn.Module, how: Any) -> Linear | Embedding | Experts:
+def _made(module: nn.Module, how: Any) -> Linear | Conv | Embedding | Experts:
     if is_experts(module):
         return Experts.from_float(module, how, free=True)
     return made(whole(module), how)

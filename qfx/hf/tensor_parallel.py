@@ -10,7 +10,7 @@ from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from transformers.distributed.tensor_parallel import (
     ALL_PARALLEL_STYLES,
     RowwiseParallel,
@@ -111,10 +111,13 @@ def whole(linear: nn.Module) -> nn.Module:
     """Returns the linear, or a copy with the whole weight if its weight is split across ranks
     because it is tied to another weight."""
     weight: Any = linear.weight
-    if not is_distributed(weight):
-        return linear
-    made = copy.copy(linear)
-    made._parameters = {**linear._parameters, "weight": nn.Parameter(weight.full_tensor(), False)}
+    return with_weight(linear, weight.full_tensor()) if is_distributed(weight) else linear
+
+
+def with_weight(module: nn.Module, weight: Tensor) -> nn.Module:
+    """Returns a copy of the module with this weight and the same bias."""
+    made = copy.copy(module)
+    made._parameters = {**module._parameters, "weight": nn.Parameter(weight, False)}
     return made
 
 

@@ -1,9 +1,11 @@
-"""Modules that use the operators of qfx: int8 and 1-bit linears, to serve or train models."""
+"""Modules that use the operators of qfx: int8 linears and convolutions, and 1-bit linears, to serve
+or train models."""
 
 from qfx.nn import functional
 from qfx.nn import weight_attributes as weight_attributes
 from qfx.nn import weight_rules as weight_rules
 from qfx.nn.binary import BinaryLinear
+from qfx.nn.conv import Conv
 from qfx.nn.convert_model import convert
 from qfx.nn.embedding import Embedding
 from qfx.nn.experts import Experts
@@ -15,6 +17,7 @@ from qfx.nn.sign_linear import SignLinear
 
 __all__ = [
     "BinaryLinear",
+    "Conv",
     "Embedding",
     "Experts",
     "LSQLinear",

@@ -14,13 +14,13 @@ from torch import Tensor
 from qfx.host.optimizers import before_each_step
 
 if TYPE_CHECKING:
-    from qfx.nn.linear import Linear
+    from qfx.nn.linear_weight import LinearWeight
 
-_KNOWN: WeakSet[Linear] = WeakSet()
+_KNOWN: WeakSet[LinearWeight] = WeakSet()
 _SEEN: WeakSet[torch.optim.Optimizer] = WeakSet()
 
 
-def watch(linear: Linear) -> None:
+def watch(linear: LinearWeight) -> None:
     """Makes optimizers warn from now on, at a step that trains the bias of `linear` but no adapter.
 
     Each optimizer warns once, at its first step. An adapter is a pair of parameters [r, K] and [N,
@@ -48,7 +48,7 @@ def _step(optimizer: torch.optim.Optimizer) -> None:
         )
 
 
-def _adapts(trained: Iterable[Tensor], linears: Iterable[Linear]) -> bool:
+def _adapts(trained: Iterable[Tensor], linears: Iterable[LinearWeight]) -> bool:
     shapes = {tuple(p.shape) for p in trained if p.dim() == 2}
     sizes = {(linear.out_features, linear.in_features) for linear in linears}
     return any(

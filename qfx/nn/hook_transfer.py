@@ -19,6 +19,7 @@ from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
 from qfx.host.modules import has_old_backward_hook, pre_hooks, registries, share_hooks, state_hooks
+from qfx.nn.conv_like import CONVOLUTIONS, is_convolution
 from qfx.nn.experts_like import is_experts
 
 _OWN_TENSORS = ("weight", "bias")
@@ -42,7 +43,8 @@ def _not_of_user(linear: nn.Module) -> frozenset[str]:
 @cache
 def _of_all(kind: Any) -> frozenset[str]:
     with torch.device("meta"):  # takes no random numbers
-        made = kind(1, 1, 0) if issubclass(kind, nn.Embedding) else kind(1, 1)
+        more = (0,) if issubclass(kind, nn.Embedding) else (1,) * issubclass(kind, CONVOLUTIONS)
+        made = kind(1, 1, *more)
     return frozenset(vars(made)).union(*registries(made))
 
 
@@ -97,10 +99,16 @@ def computed_weights(linear: nn.Module) -> Iterator[str]:
     for name in own:
         if name not in linear._parameters:
             yield _computed(linear, name)
-    weight = linear._parameters.get("weight")
-    if "weight" in linear._parameters and (weight is None or weight.dim() != 2):
+    weight, kernel = linear._parameters.get("weight"), _kernel(linear)
+    if "weight" in linear._parameters and (weight is None or weight.dim() != 2 + len(kernel)):
         shape = None if weight is None else list(weight.shape)
-        yield f"its weight has shape {shape}, not [N, K]: let whoever shards it gather it first"
+        wanted = "".join(["[N, K", *(f", {size}" for size in kernel), "]"])
+        yield f"its weight has shape {shape}, not {wanted}: let whoever shards it gather it first"
+
+
+def _kernel(linear: nn.Module) -> tuple[int, ...]:
+    """Returns the sizes of a kernel: none of a linear."""
+    return linear.kernel_size if is_convolution(linear) else ()  # type: ignore[return-value]
 
 
 def _computed(linear: nn.Module, name: str) -> str:

@@ -8,10 +8,11 @@ from weakref import WeakKeyDictionary
 
 from torch import nn
 
+from qfx.nn.conv_like import CONVOLUTIONS
 from qfx.nn.experts_like import is_experts, why_not_by_scheme
 from qfx.nn.linear_like import is_linear, sizes_of
 from qfx.nn.loading import Checked
-from qfx.nn.selection import why_faulty, why_not_taken
+from qfx.nn.selection import why_faulty, why_no_linear, why_not_taken
 from qfx.values.config import Config
 from qfx.values.limits import why_few_features
 from qfx.values.select import left_out
@@ -37,7 +38,8 @@ def why_left_float(model: nn.Module) -> dict[str, str]:
 
 
 def _may_be_left(module: nn.Module) -> bool:
-    wanted = isinstance(module, nn.Linear) or is_linear(module) or is_experts(module)
+    wanted = isinstance(module, (nn.Linear, *CONVOLUTIONS)) or is_linear(module)
+    wanted = wanted or is_experts(module)
     return wanted and not isinstance(module, Checked)
 
 
@@ -46,6 +48,7 @@ def _found_again(
 ) -> str:
     return (
         left_out(config, [name])
+        or why_no_linear(module)
         or why_not_taken(module, attentions, True)
         or (is_experts(module) and why_not_by_scheme(module, config.chosen))
         or (not is_experts(module) and why_few_features(sizes_of(module)[0]))

@@ -1,5 +1,5 @@
 """Recognizes modules that compute the same as nn.Linear or nn.Embedding, also those of
-transformers."""
+transformers, and the sizes of these and of convolutions."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from qfx.nn.conv_like import CONVOLUTIONS, conv_sizes
 from qfx.nn.weight_faults import unserved_weight
 
 # Named by module and class, because this file does not import transformers. Subclasses are not
@@ -28,7 +29,10 @@ def is_linear(module: nn.Module) -> bool:
 
 
 def sizes_of(module: nn.Module) -> tuple[int, int]:
-    """Returns K and N as the attributes of `module` state them."""
+    """Returns K and N as the attributes of `module` state them, of a convolution those of the
+    linear of its windows."""
+    if isinstance(module, CONVOLUTIONS):
+        return conv_sizes(module)
     names = ("nx", "nf") if is_transposed(module) else ("in_features", "out_features")
     if isinstance(module, nn.Embedding):
         names = ("embedding_dim", "num_embeddings")

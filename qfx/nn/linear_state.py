@@ -155,11 +155,18 @@ class LinearState(StoredModule):
             return found  # type: ignore[no-any-return]
         if isinstance(weight, QuantizedWeight):
             return weight
-        shape = self.out_features, self.in_features
-        turned = self.floats_are_transposed
-        check_kind(weight, f"{prefix}weight", FLOATS, shape[::-1] if turned else shape)
+        check_kind(weight, f"{prefix}weight", FLOATS, self._float_shape())
         check_finite(weight, f"{prefix}weight")
-        return weight.t() if turned else weight  # type: ignore[no-any-return]
+        return self._matrix_of(weight)
+
+    def _float_shape(self) -> tuple[int, ...]:
+        """Returns the shape of the weight of the float module."""
+        shape = self.out_features, self.in_features
+        return shape[::-1] if self.floats_are_transposed else shape
+
+    def _matrix_of(self, weight: Tensor) -> Tensor:
+        """Returns the weight of the float module as a matrix [N, K]."""
+        return weight.t() if self.floats_are_transposed else weight
 
     def _put(self, found: FrozenState | Tensor, assign: bool) -> None:
         here = self._parameters["weight"]

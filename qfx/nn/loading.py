@@ -98,6 +98,11 @@ class StoredModule(Checked):
     is_quantized = True
 
     @property
+    def float_numel(self) -> int:
+        """The number of elements of the weight in float."""
+        return self.in_features * self.out_features
+
+    @property
     def token(self) -> str:
         """The scheme as a short string."""
         raise NotImplementedError

@@ -11,6 +11,8 @@ from torch import nn
 
 from qfx.host.tensors import storage_id
 from qfx.io.pages import trim
+from qfx.nn.conv import Conv
+from qfx.nn.conv_like import is_convolution
 from qfx.nn.embedding import TABLE, Embedding
 from qfx.nn.experts import Experts
 from qfx.nn.experts_like import is_experts, products_of, with_count
@@ -31,9 +33,11 @@ from qfx.weights.smoothing.factors import Factors, factors_without_graph
 def quantize_(model: nn.Module, config: Configurable = None) -> nn.Module:
     """Replaces the nn.Linear modules of `model` in place by `qfx.nn.Linear` and returns the model.
 
-    FalconLinear and Conv1D of transformers are replaced too; the weight [K, N] of a Conv1D becomes
-    the weight of a linear. Blocks of experts become `qfx.nn.Experts`, and their routers stay float.
-    Embeddings become `qfx.nn.Embedding` if `config.embeddings` is "int8".
+    The convolutions of torch.nn, also transposed ones, become `qfx.nn.Conv`; those of several
+    groups of channels stay float. FalconLinear and Conv1D of transformers are replaced too; the
+    weight [K, N] of a Conv1D becomes the weight of a linear. Blocks of experts become
+    `qfx.nn.Experts`, and their routers stay float. Embeddings become `qfx.nn.Embedding`
+    if `config.embeddings` is "int8".
 
         qfx.quantize_(model, "w8a8")
 
@@ -67,15 +71,15 @@ def quantize_(model: nn.Module, config: Configurable = None) -> nn.Module:
 
 def _modules(
     model: nn.Module, config: Config
-) -> tuple[Selection, dict[str, Linear | Embedding | Experts]]:
+) -> tuple[Selection, dict[str, Linear | Conv | Embedding | Experts]]:
     """Returns the selection, and the new module for each name that is replaced."""
     found, hows = planned(model, config, "quantize_")
     factors = factors_without_graph(model, "quantize_") if config.smoothing else {}
     for m, how in hows.items():
         if isinstance(how, ExpertsHow):
             check_recipe(m, how)  # before the first float weight is freed
-    each: dict[nn.Module, Linear | Embedding | Experts] = {}
-    tied: dict[Any, Linear] = {}  # by the float weight, its orientation and its quantization
+    each: dict[nn.Module, Linear | Conv | Embedding | Experts] = {}
+    tied: dict[Any, Linear | Conv] = {}  # by the float weight, how it is read and quantized
     for m, how in sorted(hows.items(), key=lambda item: is_experts(item[0])):  # these free floats
         if is_experts(m):
             assert isinstance(how, ExpertsHow)
@@ -84,20 +88,27 @@ def _modules(
         assert not isinstance(how, ExpertsHow)
         how = _smoothed(m, how, factors)
         each[m] = module = _made(m, how)
-        if isinstance(module, Linear):
-            key = id(m._parameters.get("weight")), is_transposed(m), how
+        if isinstance(module, Linear | Conv):
+            key = id(m._parameters.get("weight")), _reading(m, module), how
             module.weight = tied.setdefault(key, module).weight
     return found, {name: each[m] for name, m in found.taken.items()}
 
 
-def _made(linear: nn.Module, how: Scheme | SiteRecipe) -> Linear | Embedding:
+def _reading(before: nn.Module, module: Linear | Conv) -> Any:
+    """Returns how the float weight of `before` is read as a matrix, for comparisons."""
+    return module.views.windows.weight if isinstance(module, Conv) else is_transposed(before)
+
+
+def _made(linear: nn.Module, how: Scheme | SiteRecipe) -> Linear | Conv | Embedding:
     module = made(linear, how)
     drop_file_pages(linear.weight)  # type: ignore[arg-type]
     return module
 
 
-def made(linear: nn.Module, how: Scheme | SiteRecipe) -> Linear | Embedding:
-    """Returns the module that replaces this linear or embedding."""
+def made(linear: nn.Module, how: Scheme | SiteRecipe) -> Linear | Conv | Embedding:
+    """Returns the module that replaces this linear, convolution or embedding."""
+    if is_convolution(linear):
+        return Conv.from_float(linear, how)
     if is_embedding(linear):
         return Embedding.from_float(linear)
     return Linear.from_float(as_linear(linear), how)
@@ -134,7 +145,7 @@ def planned(model: nn.Module, config: Config, who: str) -> tuple[Selection, dict
     embeddings = config.embeddings is not None
     found = select_modules(
         model, config, who, left, transposed=True, embeddings=embeddings, experts=True,
-        fault_of_scheme=fault_of_scheme,
+        convolutions=True,         fault_of_scheme=fault_of_scheme,
     )  # fmt: skip
     refuse(found, Linear.from_float)
     hows = {m: decided(m) for m in dict.fromkeys(found.taken.values())}
@@ -158,6 +169,8 @@ def _left_float(how: Scheme | SiteRecipe | ExpertsHow | None, linear: nn.Module)
 def _smoothed(linear: nn.Module, how: Scheme | SiteRecipe, factors: Factors) -> Scheme | SiteRecipe:
     """Returns `how` with the smoothing factor [K] for the input of this linear added, if there is
     one and `how` is not from a recipe. Equation (R4)."""
+    if is_convolution(linear):
+        return how  # factors are of what a norm gives to linears
     weight = as_linear(linear).weight
     n, k = weight.shape
     axis_of_k = 0 if is_transposed(linear) else 1

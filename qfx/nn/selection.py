@@ -13,6 +13,7 @@ from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
 
 from qfx.host.distributed import is_sharded
+from qfx.nn.conv_like import CONVOLUTIONS, is_convolution, why_no_windows
 from qfx.nn.experts_like import (
     experts_fault,
     is_experts,
@@ -20,7 +21,7 @@ from qfx.nn.experts_like import (
     why_adapted,
     why_not_experts,
 )
-from qfx.nn.hook_transfer import obstacles, parametrized
+from qfx.nn.hook_transfer import computed_weights, obstacles, parametrized
 from qfx.nn.linear_like import (
     as_linear,
     is_embedding,
@@ -54,7 +55,11 @@ class Selection(NamedTuple):
     @property
     def what(self) -> str:
         """The noun for these modules in messages."""
-        kinds = {"embeddings": lambda m: isinstance(m, nn.Embedding), "experts": is_experts}
+        kinds = {
+            "convolutions": lambda m: isinstance(m, CONVOLUTIONS),
+            "embeddings": lambda m: isinstance(m, nn.Embedding),
+            "experts": is_experts,
+        }
         beside = [name for name, kind in kinds.items() if any(map(kind, self.linears.values()))]
         return " and ".join(filter(None, [", ".join(["linears", *beside[:-1]]), *beside[-1:]]))
 
@@ -68,6 +73,7 @@ def select_modules(
     transposed: bool = False,
     embeddings: bool = False,
     experts: bool = False,
+    convolutions: bool = False,
     fault_of_scheme: Callable[[nn.Module], str] = lambda linear: "",
 ) -> Selection:
     """Sorts the linears of `model` into those that are replaced and those that stay float, with the
@@ -82,12 +88,14 @@ def select_modules(
     `sums_overflow`: refuse linears with K above 65792, whose int8 sums could overflow.
     `transposed`: also take modules with a weight [K, N]. `embeddings`: also take the embeddings of
     linear_like.py. `experts`: also take the blocks of experts of experts_like.py; their routers
-    then stay float. `fault_of_scheme`: returns why a module cannot have its scheme, or ''.
+    then stay float. `convolutions`: also take those of torch.nn. `fault_of_scheme`: returns why a
+    module cannot have its scheme, or ''.
 
     Raises ValueError if a pattern matches no module, and if there is no such linear at all.
     """
     modules = dict(model.named_modules(remove_duplicate=False))
-    linears = {n: m for n, m in modules.items() if n and _is_float(m, embeddings, experts)}
+    wanted = partial(_is_float, embeddings=embeddings, experts=experts, convolutions=convolutions)
+    linears = {n: m for n, m in modules.items() if n and wanted(m)}
     check_names(config, [*linears, *_names_of_experts(modules)])
     check_unsharded(model, who)
     selective = bool(config.skip or config.only or config.recipe)
@@ -95,7 +103,7 @@ def select_modules(
     attentions = [m for m in model.modules() if isinstance(m, nn.MultiheadAttention)]
     faults = cache(partial(why_faulty, sums_overflow))  # a shared module has several names
     for name, module in linears.items():
-        if out := left_out(config, [name]):
+        if out := left_out(config, [name]) or why_no_linear(module):
             found.left[name] = out
         elif why := (
             why_adapted(module, modules[name.rpartition(".")[0]])
@@ -144,18 +152,20 @@ def _leave_routers(found: Selection) -> None:
                 found.left[router] = f"it chooses among the experts of {name}"
 
 
-def _is_float(module: nn.Module, embeddings: bool, experts: bool) -> bool:
+def _is_float(module: nn.Module, embeddings: bool, experts: bool, convolutions: bool) -> bool:
     """Whether `module` is a linear, or an embedding if `embeddings`, or a block of experts if
-    `experts`, and not a module of qfx."""
+    `experts`, or a convolution if `convolutions`, and not a module of qfx."""
     wanted = isinstance(module, nn.Linear) or is_linear(module)
     wanted = wanted or (embeddings and isinstance(module, nn.Embedding))
     wanted = wanted or (experts and is_experts(module))
+    wanted = wanted or (convolutions and isinstance(module, CONVOLUTIONS))
     return wanted and not isinstance(module, Checked)
 
 
 def _is_known(module: nn.Module, transposed: bool) -> bool:
     """Whether modules of this kind are taken."""
     linear = is_linear(module) and (transposed or not is_transposed(module))
+    linear = linear or is_convolution(module)
     return linear or is_embedding(module) or is_experts(module)
 
 
@@ -180,11 +190,14 @@ def why_not_taken(
         return parametrized(module, next(iter(module.parametrizations)))  # type: ignore
     weight = module._parameters.get("weight")
     if weight is not None and is_lazy(weight):
-        return "LazyLinear: its weight has no shape yet, run the model once first"
+        kind = type(module).__name__
+        return f"{kind}: its weight has no shape yet, run the model once first"
     if any(module is attention.out_proj for attention in attentions):
         return "nn.MultiheadAttention reads its weight itself; torch.compile runs it in int8"
     if isinstance(module, nn.Embedding):
         return why_no_codes(module)
+    if isinstance(module, CONVOLUTIONS):
+        return _why_no_kernels(module)
     if not is_linear(module):
         return f"{type(module).__name__}, a subclass of nn.Linear"
     if is_transposed(module) and not transposed:
@@ -192,8 +205,30 @@ def why_not_taken(
     return unserved_weight(weight) or unserved_bias(module._parameters.get("bias"), _matrix(module))
 
 
+def why_no_linear(module: nn.Module) -> str:
+    """Returns why a convolution is no linear of windows; '' if it is one, and for other modules."""
+    return why_no_windows(module) if isinstance(module, CONVOLUTIONS) else ""
+
+
+def _why_no_kernels(module: nn.Module) -> str:
+    """Returns why no `qfx.nn.Conv` can replace this convolution; '' if one can."""
+    if not is_convolution(module):
+        return f"{type(module).__name__}, a subclass of a convolution"
+    for why in computed_weights(module):
+        return why
+    if why := unserved_weight(module._parameters.get("weight")):
+        return why
+    matrix = _matrix(module)
+    return unserved_weight(matrix) or unserved_bias(module._parameters.get("bias"), matrix)
+
+
 def _matrix(module: nn.Module) -> Tensor | None:
-    return as_linear(module)._parameters.get("weight")
+    """Returns the weight as a matrix with an output's elements in a row. That of a convolution has
+    not the order of its windows."""
+    weight = module._parameters.get("weight")
+    if not isinstance(module, CONVOLUTIONS) or weight is None:
+        return as_linear(module)._parameters.get("weight")
+    return weight.detach().transpose(0, 1 if module.transposed else 0).flatten(1)
 
 
 def why_faulty(sums_overflow: bool, module: nn.Module) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from qfx.nn.conv_like import is_convolution, why_no_windows
 from qfx.nn.embedding import Embedding
 from qfx.nn.linear import Linear
 from qfx.nn.linear_like import is_embedding, is_linear
@@ -55,9 +56,12 @@ def stored_weights(model: nn.Module) -> Iterator[tuple[str, Stored]]:
 
 def replaces(kind: StoredKind, module: nn.Module) -> bool:
     """Whether a module of the class `kind` can replace the float module `module`. Products of
-    experts replace no module but a parameter."""
+    experts replace no module but a parameter. The weight of a convolution is saved as that of a
+    linear is."""
     if issubclass(kind, StackedWeight):
         return False
+    if is_convolution(module):
+        return issubclass(kind, Linear) and not why_no_windows(module)
     return is_embedding(module) if issubclass(kind, Embedding) else is_linear(module)
 
 

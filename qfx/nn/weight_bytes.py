@@ -95,7 +95,7 @@ def weight_bytes(model: nn.Module, int8: Collection[str] = ()) -> WeightBytes:
     item = types.most_common(1)[0][0] if types else 4
     for module in model.modules():
         if isinstance(module, TrainedState) or _has_codes(module):
-            count = int(module.in_features) * int(module.out_features) * item  # type: ignore
+            count = _float_numel(module) * item
             looked_up += count if isinstance(module, nn.Embedding) else 0
             codes += 0 if isinstance(module, nn.Embedding) else count
         elif isinstance(module, StackedWeight):
@@ -131,6 +131,12 @@ def _has_codes(module: nn.Module) -> bool:
     if not isinstance(module, StoredModule):
         return False
     return module.is_quantized or _is_codes(module._parameters.get("weight"))
+
+
+def _float_numel(module: Any) -> int:
+    """Returns the number of elements of the weight of a quantized module in float."""
+    stored = isinstance(module, StoredModule)
+    return module.float_numel if stored else int(module.in_features) * int(module.out_features)
 
 
 def _is_codes(tensor: Any) -> bool:

@@ -1,0 +1,194 @@
+"""Conv: a convolution whose weight is int8, for a model that is saved, loaded and served."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
+
+from qfx.graph.views import apply
+from qfx.host.autograd import transforming
+from qfx.host.subclasses import as_parameter
+from qfx.nn.bias_warning import watch
+from qfx.nn.conv_like import (
+    ConvSettings,
+    ConvViews,
+    is_convolution,
+    kernels_of,
+    matrix_of,
+    views_of,
+    why_no_windows,
+)
+from qfx.nn.frozen_conv import convolution, rows_of
+from qfx.nn.frozen_state import FrozenState
+from qfx.nn.hook_transfer import computed_weights
+from qfx.nn.linear_weight import LinearWeight, as_leaf, named_scheme
+from qfx.nn.quantized_weight import QuantizedWeight
+from qfx.nn.weight_parts import weight_of
+from qfx.values.scheme import Scheme
+from qfx.values.site_recipe import SiteRecipe
+
+_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}  # by the number of dimensions
+
+
+def _setting(name: str) -> Any:
+    return property(lambda conv: getattr(conv.settings, name), doc="As of the float convolution.")
+
+
+class Conv(LinearWeight):
+    """A convolution of torch.nn in 1, 2 or 3 dimensions, transposed or not, with a weight that is
+    given by int8 codes and does not train.
+
+        conv = qfx.nn.Conv.from_float(torch.nn.Conv2d(64, 128, 3, padding=1), "w8a8")
+
+    It computes the linear of its windows (C2): the parameter `weight` is a `QuantizedWeight` [N, K]
+    as that of a `qfx.nn.Linear`, K = taps * channels; `floats()` returns it in the shape of the
+    float module. Each window is quantized as a row of a linear is. The output has the shape, the
+    dtype and the memory format that the float module's has. The input and the bias get gradients
+    (T1).
+
+    The attributes of the float module (`kernel_size`, `stride`, ...) are kept and cannot be
+    changed. State dicts are those of `qfx.nn.Linear`; a float `weight` in the shape of the float
+    module is quantized when it is loaded.
+    """
+
+    in_channels, out_channels = _setting("in_channels"), _setting("out_channels")
+    kernel_size, stride = _setting("kernel_size"), _setting("stride")
+    padding, padding_mode = _setting("padding"), _setting("padding_mode")
+    dilation, transposed = _setting("dilation"), _setting("transposed")
+    output_padding = _setting("output_padding")
+    groups = 1
+
+    def __init__(self, conv: nn.Module, weight: QuantizedWeight) -> None:
+        """Uses the settings and the bias of `conv`. `weight` [N, K]: its kernels, quantized."""
+        super().__init__()
+        self.settings = ConvSettings.of(conv)
+        self.views = _views(self.settings)
+        self.out_features, self.in_features = weight.shape
+        self.weight = as_parameter(weight)
+        self.register_parameter("bias", conv.bias)  # type: ignore[arg-type]
+        watch(self)
+        self.train(conv.training)
+
+    @classmethod
+    def from_float(  # type: ignore[override]
+        cls, conv: nn.Module, scheme: Scheme | SiteRecipe | str | None = None
+    ) -> Conv:
+        """Quantizes the weight of a convolution of torch.nn and uses the same bias parameter.
+
+        `scheme`: as for `qfx.nn.Linear.from_float`. Raises ValueError for grouped convolutions, for
+        those that are no linear of windows, and in the cases in which that function does.
+        """
+        if not is_convolution(conv):
+            raise ValueError(f"Conv: {type(conv).__name__} is no convolution of torch.nn")
+        for why in filter(None, (*computed_weights(conv), why_no_windows(conv))):
+            raise ValueError(f"Conv: the convolution cannot be taken over, {why}")
+        weight: Any = conv.weight
+        matrix = matrix_of(weight.detach(), _views(ConvSettings.of(conv)))
+        return cls(conv, QuantizedWeight.of(matrix, named_scheme(scheme)))
+
+    @classmethod
+    def from_state(cls, conv: nn.Module, found: FrozenState) -> Conv:
+        """Implements `StoredModule.from_state`."""
+        settings = ConvSettings.of(conv)
+        weight: Any = conv.weight
+        like = torch.empty(settings.weight_shape, dtype=weight.dtype, device="meta")
+        n, k = matrix_of(like, _views(settings)).shape
+        tensors = {name: tensor.detach() for name, tensor in found.tensors.items()}
+        return cls(conv, weight_of(found._replace(tensors=tensors), n, k, weight.dtype))
+
+    @property
+    def float_numel(self) -> int:
+        """The number of elements of the weight of the float module."""
+        return int(torch.Size(self.settings.weight_shape).numel())
+
+    def floats(self, dtype: torch.dtype | None = None) -> Tensor:
+        """Returns the dequantized weight in the shape of the float module, in the dtype of the
+        weight or in `dtype`."""
+        matrix = self.quantized.dequantize(dtype)
+        return kernels_of(matrix, self.views.windows.weight, self.settings.weight_shape)
+
+    def forward(self, input: Tensor, output_size: Any = None) -> Tensor:
+        """Maps [B, C, *sizes] or [C, *sizes] to what the float module does. `output_size`: of a
+        transposed convolution, which it gives instead of `output_padding`."""
+        if isinstance(input, fx.Proxy):
+            return as_leaf(self, input)  # type: ignore[no-any-return]
+        axes = self.settings.axes
+        if input.dim() == axes + 1:
+            return self.forward(input.unsqueeze(0), output_size).squeeze(0)
+        if input.dim() != axes + 2:
+            raise ValueError(
+                f"Conv: the input has shape {list(input.shape)}, expected {axes} axes after the "
+                "channels, with or without a batch before them"
+            )
+        views = self.views if output_size is None else self._sized(input, output_size)
+        border = views.border
+        x = F.pad(input, border, self.settings.padding_mode) if border else input
+        y = apply(views.windows.result, self._product(x, views)).movedim(-1, 1)
+        if not torch.compiler.is_compiling() and 0 in y.shape[2:]:
+            raise ValueError(
+                f"Conv: no window of {list(self.kernel_size)} lies in the input, which has shape "
+                f"{list(input.shape)}"
+            )
+        return _laid_out(y, input)
+
+    def _product(self, x: Tensor, views: ConvViews) -> Tensor:
+        """Returns the products of the windows and the kernels [B, *q, N]."""
+        weight: Any = self._parameters.get("weight")
+        bias = None if self.bias is None else apply(views.windows.bias, self.bias)
+        if type(weight) is not QuantizedWeight or transforming():
+            any_weight = self.weight
+            matrix = any_weight if any_weight.dim() == 2 else self._matrix_of(any_weight)
+            return F.linear(rows_of(x, views.windows.x), matrix, bias)
+        return convolution(x, bias, weight.frozen, weight.how, views.windows.x, views.window)
+
+    def _sized(self, x: Tensor, output_size: Any) -> ConvViews:
+        """Returns the views of a transposed convolution whose output has this size."""
+        s = self.settings
+        if not s.transposed:
+            raise ValueError("Conv: only a transposed convolution has an output_size")
+        wanted = tuple(output_size)[-s.axes :]
+        padding: Any = s.padding
+        each = zip(x.shape[2:], s.kernel_size, s.stride, padding, strict=True)
+        least = [(n - 1) * step - 2 * p + k for n, k, step, p in each]
+        more = tuple(size - n for size, n in zip(wanted, least, strict=True))
+        if any(not 0 <= m < step for m, step in zip(more, s.stride, strict=True)):
+            most = [n + step - 1 for n, step in zip(least, s.stride, strict=True)]
+            raise ValueError(
+                f"Conv: output_size is {list(wanted)}, expected sizes from {least} to {most}"
+            )
+        return _views(s._replace(output_padding=more))
+
+    def _float_shape(self) -> tuple[int, ...]:
+        return self.settings.weight_shape
+
+    def _matrix_of(self, weight: Tensor) -> Tensor:
+        return matrix_of(weight, self.views)
+
+    def extra_repr(self) -> str:
+        s, weight = self.settings, self._codes_here()
+        parts = [f"{s.in_channels}, {s.out_channels}, kernel_size={s.kernel_size}"]
+        parts += [f"stride={s.stride}, padding={s.padding!r}"]
+        parts += [f"dilation={s.dilation}"] if any(d != 1 for d in s.dilation) else []
+        parts += [f"padding_mode={s.padding_mode}"] if s.padding_mode != "zeros" else []
+        if s.transposed:
+            parts += [f"transposed=True, output_padding={s.output_padding}"]
+        parts += [] if self.bias is not None else ["bias=False"]
+        parts += [f"scheme={weight.scheme}"] if weight is not None else []
+        return ", ".join(parts)
+
+
+def _views(settings: ConvSettings) -> ConvViews:
+    views = views_of(settings)
+    assert isinstance(views, ConvViews), views
+    return views
+
+
+def _laid_out(y: Tensor, like: Tensor) -> Tensor:
+    """Returns y in the memory format of the input `like`: channels last or contiguous."""
+    last = _LAST.get(y.dim())
+    if last is None or like.is_contiguous() or not like.is_contiguous(memory_format=last):
+        return y.contiguous()
+    return y.contiguous(memory_format=last)

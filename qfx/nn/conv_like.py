@@ -1,0 +1,153 @@
+"""Recognizes the convolutions that `qfx.nn.Conv` replaces, and describes each as the linear of its
+windows."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from qfx.graph.views import View, apply
+from qfx.graph.windows import (
+    WindowSetting,
+    WindowViews,
+    each_axis,
+    padding_of,
+    transposed_views,
+    window_views,
+)
+
+CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+CONVOLUTIONS += (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)  # type: ignore
+
+
+def is_convolution(module: nn.Module) -> bool:
+    """Whether `module` is exactly a convolution of torch.nn, not of a subclass."""
+    return type(module) in CONVOLUTIONS
+
+
+class ConvSettings(NamedTuple):
+    """The settings of a convolution, by the names that the attributes of torch.nn have."""
+
+    in_channels: int
+    out_channels: int
+    kernel_size: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[int, ...] | str
+    dilation: tuple[int, ...]
+    transposed: bool
+    output_padding: tuple[int, ...]
+    padding_mode: str
+
+    @classmethod
+    def of(cls, conv: Any) -> ConvSettings:
+        """Returns the settings of a convolution of torch.nn with one group."""
+        ins, outs, *kernel = conv.weight.shape  # attributes may be older than the weight
+        if not conv.transposed:
+            ins, outs = outs, ins
+        axes = len(kernel)
+        padding = conv.padding if isinstance(conv.padding, str) else each_axis(conv.padding, axes)
+        stride, dilation, more = (
+            each_axis(given, axes) for given in (conv.stride, conv.dilation, conv.output_padding)
+        )
+        return cls(
+            ins, outs, tuple(kernel), stride, padding, dilation, conv.transposed, more,
+            conv.padding_mode,
+        )  # fmt: skip
+
+    @property
+    def axes(self) -> int:
+        """The number of axes of an image, 1 to 3."""
+        return len(self.kernel_size)
+
+    @property
+    def weight_shape(self) -> tuple[int, ...]:
+        """The shape of the weight of the float module."""
+        channels = (self.out_channels, self.in_channels)
+        return (*(channels[::-1] if self.transposed else channels), *self.kernel_size)
+
+
+class ConvViews(NamedTuple):
+    """A convolution as a linear of windows. `border`: the elements that are added around an image
+    first, as F.pad takes them, none where these are zeros. `window`: the arguments with which
+    `im2col` reads the rows; None where rows have the channels before the taps. `windows`: all
+    views."""
+
+    border: tuple[int, ...]
+    window: tuple[Any, ...] | None
+    windows: WindowViews
+
+
+def views_of(settings: ConvSettings) -> ConvViews | str:
+    """Returns the views of a convolution, or the reason why it is no linear of windows."""
+    kernel, dilation = settings.kernel_size, settings.dilation
+    padding = padding_of(settings.padding, kernel, dilation)
+    windows = WindowSetting(kernel, settings.stride, padding, dilation, settings.output_padding)
+    border: tuple[int, ...] = ()
+    if settings.padding_mode != "zeros":
+        border = tuple(n for side in reversed(padding) for n in side)
+        windows = replace(windows, padding=((0, 0),) * settings.axes)
+    views = transposed_views(windows) if settings.transposed else window_views(windows)
+    if isinstance(views, str):
+        return views
+    if views.x[0][0] == "im2col":
+        return ConvViews(border, views.x[0][1], views)
+    pixels = math.prod(kernel) == 1
+    none = (0,) * (2 * settings.axes)
+    window = (kernel, settings.stride, none, (1,) * settings.axes) if pixels else None
+    return ConvViews(border, window, views)
+
+
+def why_no_windows(conv: Any) -> str:
+    """Returns why a convolution of torch.nn stays float; '' if `qfx.nn.Conv` can replace it. Reads
+    its settings and not its values."""
+    if conv.groups != 1:
+        return _why_groups(conv)
+    views = _known_views(conv)
+    return views if isinstance(views, str) else ""
+
+
+def _known_views(conv: Any) -> ConvViews | str | None:
+    """Returns the views of a convolution, or the reason why there are none; None if its weight is
+    not there or has another number of dimensions."""
+    weight = conv._parameters.get("weight")
+    if weight is None or is_lazy(weight) or weight.dim() != 2 + len(conv.kernel_size):
+        return None
+    return views_of(ConvSettings.of(conv))
+
+
+def _why_groups(conv: Any) -> str:
+    each = conv.in_channels // conv.groups
+    if each == 1:
+        return "a depthwise convolution: each output reads one channel"
+    return f"a convolution of {conv.groups} groups of channels: each output reads {each} channels"
+
+
+def conv_sizes(conv: Any) -> tuple[int, int]:
+    """Returns K and N of the linear of the windows of a convolution of torch.nn. One that is no
+    such linear has those of its kernels."""
+    views = _known_views(conv) if conv.groups == 1 else None
+    if not isinstance(views, ConvViews):
+        return conv.in_channels // conv.groups * math.prod(conv.kernel_size), conv.out_channels
+    n, k = matrix_of(conv.weight.to("meta"), views).shape
+    return k, n
+
+
+def matrix_of(weight: Tensor, views: ConvViews) -> Tensor:
+    """Returns the kernels of a convolution as a matrix [N, K]."""
+    return apply(views.windows.weight, weight)
+
+
+def kernels_of(matrix: Tensor, view: View, shape: tuple[int, ...]) -> Tensor:
+    """Returns the kernels of this shape whose matrix, by `view`, is `matrix`: the inverse of
+    `matrix_of`."""
+    count = math.prod(shape)
+    places = torch.arange(1, count + 1, dtype=torch.int64, device=matrix.device)
+    index = apply(view, places.reshape(shape)).flatten()  # 0 where the view adds zeros
+    flat = matrix.new_zeros(count + 1)
+    flat[index] = matrix.flatten()
+    return flat[1:].reshape(shape)
