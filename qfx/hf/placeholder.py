@@ -41,6 +41,7 @@ class Placeholder(nn.Module):
             of = as_linear(module)
         self.of = (of,)  # in a tuple, so that it is not registered as a submodule
         self.size = size_of(module)
+        self.in_features = self.size[-1]  # models initialize by it
         self.bias = getattr(of, "bias", None)
         self.wanted = {
             KEY: (torch.int32, (LENGTH,)),

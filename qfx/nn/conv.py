@@ -45,9 +45,9 @@ class Conv(LinearWeight):
 
     It computes the linear of its windows (C2): the parameter `weight` is a `QuantizedWeight` [N, K]
     as that of a `qfx.nn.Linear`, K = taps * channels; `floats()` returns it in the shape of the
-    float module. Each window is quantized as a row of a linear is. The output has the shape, the
-    dtype and the memory format that the float module's has. The input and the bias get gradients
-    (T1).
+    float module. Each window is quantized as a row of a linear is. The output has the shape and the
+    dtype that the float module's has, and the memory format of the input: channels last is faster,
+    because no output is rearranged. The input and the bias get gradients (T1).
 
     The attributes of the float module (`kernel_size`, `stride`, ...) are kept and cannot be
     changed. State dicts are those of `qfx.nn.Linear`; a float `weight` in the shape of the float

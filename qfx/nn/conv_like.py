@@ -20,6 +20,7 @@ from qfx.graph.windows import (
     transposed_views,
     window_views,
 )
+from qfx.values.limits import unserved_type
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 CONVOLUTIONS += (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)  # type: ignore
@@ -113,9 +114,11 @@ def why_no_windows(conv: Any) -> str:
 
 def _known_views(conv: Any) -> ConvViews | str | None:
     """Returns the views of a convolution, or the reason why there are none; None if its weight is
-    not there or has another number of dimensions."""
+    not there, has another number of dimensions, or is of a type that int8 does not support."""
     weight = conv._parameters.get("weight")
-    if weight is None or is_lazy(weight) or weight.dim() != 2 + len(conv.kernel_size):
+    if weight is None or is_lazy(weight) or unserved_type(weight):
+        return None
+    if weight.dim() != 2 + len(conv.kernel_size):
         return None
     return views_of(ConvSettings.of(conv))
 

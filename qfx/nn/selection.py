@@ -214,9 +214,9 @@ def _why_no_kernels(module: nn.Module) -> str:
     """Returns why no `qfx.nn.Conv` can replace this convolution; '' if one can."""
     if not is_convolution(module):
         return f"{type(module).__name__}, a subclass of a convolution"
-    for why in computed_weights(module):
-        return why
     if why := unserved_weight(module._parameters.get("weight")):
+        return why
+    for why in computed_weights(module):
         return why
     matrix = _matrix(module)
     return unserved_weight(matrix) or unserved_bias(module._parameters.get("bias"), matrix)
