@@ -47,12 +47,12 @@ _LINEAR = 4 * K * K
 # A model -> bytes in float that become codes, and of weights that multiply and do not.
 COUNTED: dict[str, tuple[Callable[[], Mixture], dict[str, int]]] = {
     "experts": (lambda: Mixture(Experts(4)), {"Experts": 4 * _LINEAR}),
-    "a convolution": (lambda: Mixture(nn.Conv2d(K, K, 3)), {"Conv2d": 9 * _LINEAR}),
+    "a convolution": (lambda: Mixture(nn.Conv2d(K, 2 * K, 3, groups=2)), {"Conv2d": 9 * _LINEAR}),
     "an LSTM": (lambda: Mixture(nn.LSTM(K, K)), {"LSTM": 8 * _LINEAR}),
     "a table that is looked up": (lambda: Mixture(nn.Embedding(9 * K, K)), {}),
     "norms": (lambda: Mixture(nn.LayerNorm(K), nn.BatchNorm2d(K)), {}),
     "a table tied to what multiplies": (_tied, {"LSTM": 24 * _LINEAR}),
-    "half": (lambda: Mixture(nn.Conv2d(K, K, 1)), {"Conv2d": _LINEAR}),
+    "half": (lambda: Mixture(nn.Conv2d(K, 2 * K, 1, groups=2)), {"Conv2d": _LINEAR}),
 }
 
 
