@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,10 +19,11 @@ from qfx.nn.conv_like import (
     is_convolution,
     kernels_of,
     matrix_of,
+    sized,
     views_of,
     why_no_windows,
 )
-from qfx.nn.frozen_conv import convolution, rows_of
+from qfx.nn.frozen_conv import convolution, of_windows, rows_of
 from qfx.nn.frozen_state import FrozenState
 from qfx.nn.hook_transfer import computed_weights
 from qfx.nn.linear_weight import LinearWeight, as_leaf, named_scheme
@@ -29,8 +31,6 @@ from qfx.nn.quantized_weight import QuantizedWeight
 from qfx.nn.weight_parts import weight_of
 from qfx.values.scheme import Scheme
 from qfx.values.site_recipe import SiteRecipe
-
-_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}  # by the number of dimensions
 
 
 def _setting(name: str) -> Any:
@@ -115,24 +115,10 @@ class Conv(LinearWeight):
         transposed convolution, which it gives instead of `output_padding`."""
         if isinstance(input, fx.Proxy):
             return as_leaf(self, input)  # type: ignore[no-any-return]
-        axes = self.settings.axes
-        if input.dim() == axes + 1:
-            return self.forward(input.unsqueeze(0), output_size).squeeze(0)
-        if input.dim() != axes + 2:
-            raise ValueError(
-                f"Conv: the input has shape {list(input.shape)}, expected {axes} axes after the "
-                "channels, with or without a batch before them"
-            )
-        views = self.views if output_size is None else self._sized(input, output_size)
-        border = views.border
-        x = F.pad(input, border, self.settings.padding_mode) if border else input
-        y = apply(views.windows.result, self._product(x, views)).movedim(-1, 1)
-        if not torch.compiler.is_compiling() and 0 in y.shape[2:]:
-            raise ValueError(
-                f"Conv: no window of {list(self.kernel_size)} lies in the input, which has shape "
-                f"{list(input.shape)}"
-            )
-        return _laid_out(y, input)
+        views = self.views
+        if output_size is not None:
+            views = _views(sized(self.settings, input, output_size))
+        return of_windows(input, self.settings, views, partial(self._product, views=views))
 
     def _product(self, x: Tensor, views: ConvViews) -> Tensor:
         """Returns the products of the windows and the kernels [B, *q, N]."""
@@ -143,23 +129,6 @@ class Conv(LinearWeight):
             matrix = any_weight if any_weight.dim() == 2 else self._matrix_of(any_weight)
             return F.linear(rows_of(x, views.windows.x), matrix, bias)
         return convolution(x, bias, weight.frozen, weight.how, views.windows.x, views.window)
-
-    def _sized(self, x: Tensor, output_size: Any) -> ConvViews:
-        """Returns the views of a transposed convolution whose output has this size."""
-        s = self.settings
-        if not s.transposed:
-            raise ValueError("Conv: only a transposed convolution has an output_size")
-        wanted = tuple(output_size)[-s.axes :]
-        padding: Any = s.padding
-        each = zip(x.shape[2:], s.kernel_size, s.stride, padding, strict=True)
-        least = [(n - 1) * step - 2 * p + k for n, k, step, p in each]
-        more = tuple(size - n for size, n in zip(wanted, least, strict=True))
-        if any(not 0 <= m < step for m, step in zip(more, s.stride, strict=True)):
-            most = [n + step - 1 for n, step in zip(least, s.stride, strict=True)]
-            raise ValueError(
-                f"Conv: output_size is {list(wanted)}, expected sizes from {least} to {most}"
-            )
-        return _views(s._replace(output_padding=more))
 
     def _float_shape(self) -> tuple[int, ...]:
         return self.settings.weight_shape
@@ -184,11 +153,3 @@ def _views(settings: ConvSettings) -> ConvViews:
     views = views_of(settings)
     assert isinstance(views, ConvViews), views
     return views
-
-
-def _laid_out(y: Tensor, like: Tensor) -> Tensor:
-    """Returns y in the memory format of the input `like`: channels last or contiguous."""
-    last = _LAST.get(y.dim())
-    if last is None or like.is_contiguous() or not like.is_contiguous(memory_format=last):
-        return y.contiguous()
-    return y.contiguous(memory_format=last)

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
@@ -24,6 +25,9 @@ from qfx.values.limits import unserved_type
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 CONVOLUTIONS += (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)  # type: ignore
+
+_FUNCTIONS = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}  # by the number of axes
+_TRANSPOSED = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
 
 
 def is_convolution(module: nn.Module) -> bool:
@@ -70,6 +74,38 @@ class ConvSettings(NamedTuple):
         """The shape of the weight of the float module."""
         channels = (self.out_channels, self.in_channels)
         return (*(channels[::-1] if self.transposed else channels), *self.kernel_size)
+
+
+def float_convolution(
+    x: Tensor, weight: Tensor, bias: Tensor | None, settings: ConvSettings
+) -> Tensor:
+    """Returns the convolution of x that the module of torch.nn with these settings computes."""
+    stride, padding, dilation = settings.stride, settings.padding, settings.dilation
+    if settings.transposed:
+        more = settings.output_padding
+        turned = _TRANSPOSED[settings.axes]
+        return turned(x, weight, bias, stride, padding, more, 1, dilation)  # type: ignore
+    if border := views_of(settings).border:  # type: ignore[union-attr]
+        x, padding = F.pad(x, border, settings.padding_mode), 0  # type: ignore[assignment]
+    return _FUNCTIONS[settings.axes](x, weight, bias, stride, padding, dilation)  # type: ignore
+
+
+def sized(settings: ConvSettings, x: Tensor, output_size: Any) -> ConvSettings:
+    """Returns the settings with which a transposed convolution of x has an output of this size.
+    Raises ValueError if there are none."""
+    if not settings.transposed:
+        raise ValueError("Conv: only a transposed convolution has an output_size")
+    wanted, padding = tuple(output_size)[-settings.axes :], tuple(settings.padding)
+    strides, sizes = settings.stride, x.shape[-settings.axes :]
+    each = zip(sizes, settings.kernel_size, strides, padding, settings.dilation, strict=True)
+    least = [(n - 1) * s - 2 * p + d * (k - 1) + 1 for n, k, s, p, d in each]  # type: ignore
+    more = tuple(size - n for size, n in zip(wanted, least, strict=True))
+    if any(not 0 <= m < s for m, s in zip(more, strides, strict=True)):
+        most = [n + s - 1 for n, s in zip(least, strides, strict=True)]
+        raise ValueError(
+            f"Conv: output_size is {list(wanted)}, expected sizes from {least} to {most}"
+        )
+    return settings._replace(output_padding=more)
 
 
 class ConvViews(NamedTuple):

@@ -3,19 +3,49 @@ scheme, with gradients for its input and its bias. (C2) (T1)"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from qfx.graph.views import View, apply
 from qfx.host.autograd import below_autograd, in_forward_mode
+from qfx.nn.conv_like import ConvSettings, ConvViews
 from qfx.nn.dtypes import output_dtype
 from qfx.nn.frozen import Frozen, Prepared, linear
 from qfx.ops.forms import DYNAMIC
 from qfx.ops.registry import REFERENCES
 
 ops = torch.ops.qfx
+_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}  # by the number of dimensions
+
+
+def of_windows(
+    x: Tensor, settings: ConvSettings, views: ConvViews, product: Callable[[Tensor], Tensor]
+) -> Tensor:
+    """Maps x [B, C, *sizes] or [C, *sizes] to what a convolution does, in the memory format of x.
+    `product`: maps an image with its border to the products of windows and kernels [B, *q, N]."""
+    axes = settings.axes
+    if x.dim() == axes + 1:
+        return of_windows(x.unsqueeze(0), settings, views, product).squeeze(0)
+    if x.dim() != axes + 2:
+        raise ValueError(
+            f"Conv: the input has shape {list(x.shape)}, expected {axes} axes after the channels, "
+            "with or without a batch before them"
+        )
+    image = F.pad(x, views.border, settings.padding_mode) if views.border else x
+    y = apply(views.windows.result, product(image)).movedim(-1, 1)
+    if not torch.compiler.is_compiling() and 0 in y.shape[2:]:
+        raise ValueError(
+            f"Conv: no window of {list(settings.kernel_size)} lies in the input, which has shape "
+            f"{list(x.shape)}"
+        )
+    last = _LAST.get(y.dim(), torch.contiguous_format)
+    if x.is_contiguous() or not x.is_contiguous(memory_format=last):
+        return y.contiguous()
+    return y.contiguous(memory_format=last)
 
 
 def rows_of(x: Tensor, view: View) -> Tensor:

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from qfx.cost.timing import timed
 from qfx.host.dynamo import uncompiled_module
 from qfx.io.errors import UserError
-from qfx.nn import BinaryLinear, Embedding, Experts, Linear, LSQLinear, SignLinear
+from qfx.nn import BinaryLinear, Conv, Embedding, Experts, Linear, LSQLinear, SignLinear
+from qfx.nn.conv_like import ConvSettings, float_convolution, is_convolution, sized
 from qfx.nn.dtypes import output_dtype
 from qfx.nn.experts_like import is_experts
 from qfx.nn.functional import shifted
@@ -23,7 +24,7 @@ from qfx.nn.linear_like import as_linear, embed_scale_of, is_transposed
 from qfx.nn.stacked_weight import StackedWeight
 from qfx.report.experts_calls import dequantized, in_float
 
-INT8_MODULES = (Linear, Embedding, Experts, LSQLinear, BinaryLinear, SignLinear)
+INT8_MODULES = (Linear, Conv, Embedding, Experts, LSQLinear, BinaryLinear, SignLinear)
 
 
 def int8_modules(model: nn.Module | None) -> dict[str, nn.Module]:
@@ -61,9 +62,38 @@ class FloatForm(NamedTuple):
         return F.linear(shifted(x, self.shift).to(self.weight.dtype), self.weight, self.bias)
 
 
-def float_form(module: nn.Module) -> FloatForm:
+class ConvForm(NamedTuple):
+    """The float convolution that an int8 one is compared with; `weight` in the shape that the
+    module of torch.nn has."""
+
+    weight: Tensor
+    bias: Tensor | None
+    settings: ConvSettings
+    lookup: bool = False
+
+    def to(self, dtype: torch.dtype) -> ConvForm:
+        """Returns the same function with weight and bias in `dtype`, in which it then computes."""
+        bias = None if self.bias is None else self.bias.to(dtype)
+        return self._replace(weight=self.weight.to(dtype), bias=bias)
+
+    def run(self, x: Tensor) -> Tensor:
+        """Maps [B, C, *sizes] or [C, *sizes] to what the convolution does."""
+        return float_convolution(x.to(self.weight.dtype), self.weight, self.bias, self.settings)
+
+
+def _conv_form(module: Any) -> ConvForm:
+    if isinstance(module, Conv):
+        kernels, settings = module.floats(torch.float32), module.settings
+    else:
+        kernels, settings = module.weight.detach(), ConvSettings.of(module)
+    return ConvForm(kernels, module.bias, settings).to(torch.float32)
+
+
+def float_form(module: nn.Module) -> FloatForm | ConvForm:
     """Returns the float32 form of a module: of an int8 module with its dequantized weight, of a
-    float linear or embedding with its own weight."""
+    float linear, convolution or embedding with its own weight."""
+    if isinstance(module, Conv) or is_convolution(module):
+        return _conv_form(module)
     lookup = isinstance(module, nn.Embedding)
     if isinstance(module, Embedding):
         weight = module.floats(torch.float32)
@@ -94,7 +124,9 @@ def reference_modules(modules: Mapping[str, nn.Module], reference: Any) -> dict[
             if not (name in known and is_experts(known[name])):
                 raise UserError(f"explain: reference has no float experts {name!r}")
             continue
-        wanted = [module.out_features, module.in_features]
+        wanted: list[int] = [module.out_features, module.in_features]  # type: ignore[list-item]
+        if isinstance(module, Conv):
+            wanted = [*module.settings.weight_shape]
         weight: Any = getattr(known.get(name), "weight", None)
         if not isinstance(weight, Tensor):
             raise UserError(
@@ -127,10 +159,12 @@ def computing_in_float(modules: Mapping[str, nn.Module]) -> Iterator[Callable[[]
         if isinstance(module, Experts):
             return partial(in_float, module, weight_of=of_expert)
 
-        def forward(input: Tensor) -> Tensor:  # called as nn.Linear's may be
+        def forward(input: Tensor, output_size: Any = None) -> Tensor:  # as the float module's
             nonlocal seconds
             form, spent = timed(lambda: float_form(module).to(output_dtype(input)))
             seconds += spent
+            if isinstance(form, ConvForm) and output_size is not None:
+                form = form._replace(settings=sized(form.settings, input, output_size))
             return form.run(input)
 
         return forward

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 import qfx._C as _C
 from qfx.cost.timing import medians
 from qfx.match.operator_calls import BINARY
+from qfx.nn.conv import Conv
 from qfx.nn.experts import Experts
 from qfx.ops.single_tensors import sqnr
 from qfx.report.experts_calls import ExpertsCall, experts_call
@@ -59,6 +60,8 @@ def measured_calls(
         exact_rows = form.lookup and not references  # looked up in the very table
         error = None if exact_rows else sqnr(form.run(x), int8())
         m = x.numel() if form.lookup else x.numel() // max(x.shape[-1], 1)
+        if isinstance(module, Conv):
+            m = output.numel() // module.out_features
         seen = None if form.lookup else range_of(x)
         found.append(ModuleCall(name, module, m, seen, SiteMeasurement(error, float_s, int8_s)))
 
