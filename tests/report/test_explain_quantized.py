@@ -208,6 +208,44 @@ def test_transposed_weights_of_a_reference() -> None:
         assert row.sqnr_db == pytest.approx(sqnr(reference(x), model(x)), abs=1e-3)
 
 
+class Up(nn.Module):
+    """A padded convolution, and a transposed one whose output has a given size."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(16, 24, 3, padding=1, padding_mode="reflect")
+        self.up = nn.ConvTranspose2d(24, 8, 3, stride=2, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.up(self.conv(x), output_size=[12, 11])
+        return y
+
+
+def test_convolutions_are_measured_as_linears_are() -> None:
+    torch.manual_seed(0)
+    reference, x = Up().eval(), torch.randn(2, 16, 6, 6)
+    model = qfx.quantize_(copy.deepcopy(reference))
+    own, against = qfx.explain(model, x), qfx.explain(model, x, reference=reference)
+    with torch.no_grad():
+        inner = model.conv(x)
+        whole = model(x), reference(x)
+        wanted = sqnr(reference.conv(x), inner)
+        up = sqnr(reference.up(inner, output_size=[12, 11]), whole[0])
+        with computing_in_float(int8_modules(model)):
+            weights_alone = model(x)
+    assert own.whole.sqnr_db == pytest.approx(sqnr(weights_alone, whole[0]), abs=1e-3)
+    rows = by_module(against)
+    assert rows["conv"][0].sqnr_db == pytest.approx(wanted, abs=1e-3)
+    assert rows["up"][0].sqnr_db == pytest.approx(up, abs=1e-3)
+    assert [rows[name][0].shape for name in ("conv", "up")] == ["72x144x24", "98x96x32"]
+    assert against.whole.sqnr_db == pytest.approx(sqnr(whole[1], whole[0]), abs=1e-3)
+    reference.conv = nn.Conv2d(16, 24, 5)
+    with pytest.raises(
+        UserError, match=r"conv of reference .* \[24, 16, 5, 5\], .* \[24, 16, 3, 3\]"
+    ):
+        qfx.explain(model, x, reference=reference)
+
+
 def test_modules_that_train_are_measured_against_what_they_train() -> None:
     torch.manual_seed(0)
     model = qfx.prepare_qat(nn.Sequential(nn.Linear(K, K)), config=qfx.Config(scheme=qfx.Scheme()))
