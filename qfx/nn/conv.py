@@ -86,8 +86,12 @@ class Conv(LinearWeight):
         for why in filter(None, (*computed_weights(conv), why_no_windows(conv))):
             raise ValueError(f"Conv: the convolution cannot be taken over, {why}")
         weight: Any = conv.weight
-        matrix = matrix_of(weight.detach(), _views(ConvSettings.of(conv)))
-        return cls(conv, QuantizedWeight.of(matrix, named_scheme(scheme)))
+        settings = ConvSettings.of(conv)
+        views = _views(settings)
+        matrix = matrix_of(weight.detach(), views)
+        several = views.windows.x[0][0] == "im2col" and matrix.shape[1] != settings.in_channels
+        channels = settings.in_channels if several else None
+        return cls(conv, QuantizedWeight.of(matrix, named_scheme(scheme), channels))
 
     @classmethod
     def from_state(cls, conv: nn.Module, found: FrozenState) -> Conv:

@@ -53,11 +53,14 @@ def each(function: Callable[[Tensor], Tensor], frozen: Frozen) -> Frozen:
     return Frozen(function(frozen.packed), *beside)
 
 
-def freeze(weight: Tensor, how: Scheme | SiteRecipe) -> tuple[Scheme, Frozen]:
+def freeze(
+    weight: Tensor, how: Scheme | SiteRecipe, channels: int | None = None
+) -> tuple[Scheme, Frozen]:
     """Quantizes and packs the float weight [N, K]. Returns the scheme, without a rotation if K
-    has none, and the tensors of the quantized weight. Equation (R1)."""
+    has none, and the tensors of the quantized weight. `channels`: of a pixel, if rows of x are
+    windows of pixels. Equation (R1)."""
     site = how if isinstance(how, SiteRecipe) else None
-    scheme = _checked(weight, how).at(weight.shape[1])
+    scheme = _checked(weight, how).at(weight.shape[1], channels)
     factor = site.factor if site else None
     rounding = site.rounding if site else None
     packing = Packing(scheme.w, factor, scheme.rotation, rounding=rounding, group=scheme.group)

@@ -103,10 +103,16 @@ class QuantizedWeight(ShardedWeight, FloatProxy):
         return weight
 
     @classmethod
-    def of(cls, weight: Tensor, how: Scheme | SiteRecipe | None = None) -> QuantizedWeight:
-        """Quantizes the float weight [N, K], by default with `qfx.Scheme()`. Raises ValueError for
-        a scheme that needs a recipe, and for a recipe for another shape or weight."""
-        scheme, frozen = freeze(weight.detach(), how or Scheme())
+    def of(
+        cls,
+        weight: Tensor,
+        how: Scheme | SiteRecipe | None = None,
+        channels: int | None = None,
+    ) -> QuantizedWeight:
+        """Quantizes the float weight [N, K], by default with `qfx.Scheme()`. `channels`: of a
+        pixel, if rows of x are windows of pixels. Raises ValueError for a scheme that needs a
+        recipe, and for a recipe for another shape or weight."""
+        scheme, frozen = freeze(weight.detach(), how or Scheme(), channels)
         return cls.holding(frozen, scheme, weight.shape, weight.dtype)
 
     @property

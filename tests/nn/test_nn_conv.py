@@ -71,7 +71,7 @@ def test_int8_is_the_linear_of_the_windows(drawn: Convolution, scheme: str) -> N
     linear.weight, linear.bias = nn.Parameter(matrix.contiguous()), module.bias
     with torch.no_grad():
         y = conv(drawn.x)
-        wanted = qfx.nn.Linear.from_float(linear, scheme)(rows).movedim(-1, 1)
+        wanted = qfx.nn.Linear.from_float(linear, conv.scheme)(rows).movedim(-1, 1)
     assert same_bits(y, wanted)
 
 
