@@ -110,7 +110,8 @@ class Conv(LinearWeight):
 
     def floats(self, dtype: torch.dtype | None = None) -> Tensor:
         """Returns the dequantized weight in the shape of the float module, in the dtype of the
-        weight or in `dtype`."""
+        weight or in `dtype`. A transposed convolution with a kernel that its stride does not divide
+        also multiplies by the small errors of taps that are zero in float."""
         matrix = self.quantized.dequantize(dtype)
         return kernels_of(matrix, self.views.windows.weight, self.settings.weight_shape)
 
