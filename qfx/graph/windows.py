@@ -112,9 +112,9 @@ def _im2col(
 
 @dataclass(frozen=True)
 class _Phases:
-    """How the outputs of one axis of a transposed convolution read its inputs: each by `taps` taps,
-    with zeros before and after the image. Of the outputs that are computed, those from `begin` on
-    are wanted, without the last `drop`."""
+    """The outputs of one axis of a transposed convolution: each reads `taps` inputs, with zeros
+    before and after the image. Of the outputs that are computed, those from `begin` on are wanted,
+    without the last `drop`."""
 
     taps: int
     before: int
