@@ -60,6 +60,8 @@ def unguardable(entry: Entry, scheme: Scheme) -> str | None:
     in float; None if it can."""
     if not entry.match.weights:
         return "both operands are activations"
+    if not isinstance(entry.match, Site):
+        return "its rows are multiplied by several weights"
     if entry.recipe is not None and entry.recipe.outliers:
         return "some of its features are float"
     if entry.match.trains:

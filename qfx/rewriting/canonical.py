@@ -51,7 +51,7 @@ from qfx.rewriting.codes import (
 )
 from qfx.rewriting.erasing import erase
 from qfx.rewriting.expert_calls import multiply_experts
-from qfx.rewriting.folded_norm import with_folded_norm
+from qfx.rewriting.folded_norm import foldable, with_folded_norm
 from qfx.rewriting.grouped_calls import convolve_groups
 from qfx.rewriting.notation import OF_MODEL
 from qfx.values.scheme import QSpec, Scheme
@@ -90,7 +90,7 @@ def rewrite(gm: fx.GraphModule, plan: Plan, provide: Provide) -> None:
     for found, entry in sites:
         with at(found.node):
             inputs = shared[found.node.graph]
-            site = inputs.up_to_date(found)
+            site = foldable(entry, inputs.up_to_date(found))
             inputs.replaced[site.out] = _replace(entry, site, provide, inputs)
     for site in (*(site for site, _ in sites), *_of_several(plan)):
         erase(site.node.graph, site.weight, down_to=set())
@@ -143,7 +143,7 @@ def finish(gm: fx.GraphModule, graphs: Iterable[fx.Graph]) -> None:
 
 def _replace(entry: Entry, site: Site, provide: Provide, inputs: Inputs) -> fx.Node:
     """Replaces a matmul with a weight by its int8 form and returns the node of its output."""
-    former, (site, made) = site, with_folded_norm(entry, site, provide)
+    former, (site, made) = site, with_folded_norm(site, provide)
     graph, bias = site.node.graph, site.bias
     nodes = nodes_of(entry, site, provide)
     if bias is not None and inputs.position.get(bias, -1) > inputs.position[site.node]:

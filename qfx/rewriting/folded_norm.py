@@ -16,15 +16,18 @@ from qfx.plan.plan import Entry
 from qfx.rewriting.codes import Provide
 
 
-def with_folded_norm(
-    entry: Entry, site: Site, provide: Provide
-) -> tuple[Site, tuple[fx.Node, ...]]:
+def foldable(entry: Entry, site: Site) -> Site:
+    """Returns the match without the batch norm after the matmul if that cannot be folded: recipes
+    and guards are of the weight without it."""
+    return site if entry.recipe is None and entry.guard is None else site.without_norm()
+
+
+def with_folded_norm(site: Site, provide: Provide) -> tuple[Site, tuple[fx.Node, ...]]:
     """Returns the match of the matmul whose weight and bias contain the batch norm after it, if
-    there is one, and the nodes that compute them. Recipes and guards are of the weight without
-    it."""
+    there is one, and the nodes that compute them."""
     norm = site.norm
-    if norm is None or entry.recipe is not None or entry.guard is not None:
-        return site.without_norm(), ()
+    if norm is None:
+        return site, ()
     graph = site.node.graph
     for constant in norm.constants:
         if constant is not None and site.node < constant:

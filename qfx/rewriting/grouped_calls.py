@@ -26,7 +26,7 @@ def convolve_groups(
     `entry`: the decision on it. `results`: replacements of earlier nodes."""
     former, scheme, n = found.site, entry.scheme, found.n // found.groups
     assert scheme is not None
-    site, made = with_folded_norm(entry, former, provide)
+    site, made = with_folded_norm(former, provide)
     site = replace(site, n=n, experts=found.groups)
     site = replace(site, view=(*site.view, ("unflatten", (0, (found.groups, n)))))
     rotation = scheme.block(found.k)

@@ -22,7 +22,7 @@ class Fold(NamedTuple):
 
 
 class _Known(NamedTuple):
-    """What was computed from the weights of one layer. `of`: the first weight."""
+    """Tensors that were computed from the weights of one layer. `of`: the first weight."""
 
     of: weakref.ref[Tensor]
     before: Snapshot

@@ -108,6 +108,24 @@ def test_other_norms_stay(name: str) -> None:
         assert 25 < sqnr(model(x), compiled(model)(x)) < 70
 
 
+def test_a_norm_stays_where_a_recipe_or_a_guard_is_of_the_weight_without_it() -> None:
+    """What follows reads the activation after the norm, and not the convolution."""
+    model = Net(conv(), nn.BatchNorm2d(C), nn.ReLU(), nn.Conv2d(C, C, 2, stride=2))
+    x = torch.randn(2, C, 6, 6)
+    recipe = qfx.calibrate(model, [x], qfx.Config(minimum_gain=0), progress=False)
+    assert [site.scheme is not None for site in recipe.sites] == [True, True]
+    with torch.no_grad():
+        for options in ({"recipe": recipe}, {"guard": 0.5}):
+            assert 30 < sqnr(model(x), compiled(model, **options)(x)) < 70
+
+
+def test_groups_have_no_guard() -> None:
+    report = qfx.explain(
+        Net(conv(groups=2)), torch.randn(1, C, 4, 4), options={"guard": 0.5, "minimum_gain": 0}
+    )
+    assert "not guarded: its rows are multiplied by several weights" in report.rows[0].reason
+
+
 COMPUTED: dict[str, Callable[[], nn.Module]] = {
     "weight_norm": lambda: parametrizations.weight_norm(nn.Conv1d(C, 8, 3)),
     "spectral_norm": lambda: parametrizations.spectral_norm(nn.Conv1d(C, 8, 3)),
