@@ -78,6 +78,17 @@ def pairs_of_linears(model: nn.Module) -> Iterator[tuple[str, str]]:
             yield from ((f"{name}.{ih}", f"{name}.{hh}") for ih, hh in module.pairs())
 
 
+def linears_of_recurrent(model: nn.Module) -> dict[str, nn.Module]:
+    """Returns the linears that float recurrent modules of `model` would have, by name. They have
+    the parameters of these modules."""
+    return {
+        f"{name}.{linear}": child
+        for name, module in model.named_modules(remove_duplicate=False)
+        if is_recurrent(module) and not why_not_opened(module)
+        for linear, child in OPENED[type(module)].from_float(module).named_children()
+    }
+
+
 def why_no_recurrence(how: Scheme | SiteRecipe | None) -> str:
     """Returns why the products of a state are not quantized in this way; '' if they can be."""
     scheme = how.scheme if isinstance(how, SiteRecipe) else how

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from qfx.host.autograd import below_autograd, in_forward_mode, transforming
+from qfx.host.modules import has_forward_hooks
 from qfx.nn.linear import Linear
 from qfx.nn.quantized_weight import QuantizedWeight
 from qfx.ops import forms
@@ -55,6 +56,8 @@ def _int8_weight(of_state: Any, x: Tensor) -> QuantizedWeight | None:
     weight = of_state._parameters.get("weight")
     if not isinstance(of_state, Linear) or type(weight) is not QuantizedWeight or transforming():
         return None
+    if "forward" in vars(of_state) or has_forward_hooks(of_state):
+        return None  # which a step calls
     here = forms.LSTM.on_cuda or not x.is_cuda
     fits = weight.frozen.factor is None and weight.frozen.shift is None
     return weight if here and fits and "code" in weight.how.given else None

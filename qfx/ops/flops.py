@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-import qfx.ops.recurrent_backward  # noqa: F401  (it defines operators)
+import qfx.ops.recurrent_backward
+import qfx.ops.recurrent_float  # noqa: F401  (they define operators)
 
 ops = torch.ops.qfx
 _BY_WEIGHT = (
@@ -76,6 +77,11 @@ def _experts_backward(grad: Tensor, codes: Any, *given: Any, **__: Any) -> int:
     want_x, want_routing, want_up, _ = wants
     products = (1 + want_x) * first + (want_routing + (want_x or want_up)) * last
     return 2 * expert.numel() * products
+
+
+@register_flop_formula((ops.lstm_float, ops.gru_float), get_raw=True)
+def _recurrent_float(x: Tensor, weight: Tensor, *_: Any, **__: Any) -> int:
+    return 2 * x.numel() * int(weight.shape[1])
 
 
 @register_flop_formula((ops.lstm, ops.gru), get_raw=True)

@@ -324,6 +324,14 @@ def _recurrent_backward(row: Row, g: torch.Generator, gates: int) -> tuple[Any, 
     return (*grads, x, *weight, y, code, reverse, sizes)
 
 
+def _recurrent_float(row: Row, g: torch.Generator, gates: int) -> tuple[Any, ...]:
+    batch, k = math.prod(row.leading), row.k
+    x, w = torch.randn(3, batch, gates * k, generator=g), torch.randn(gates * k, k, generator=g)
+    states = torch.randn(gates - 2, batch, k, generator=g).to(row.dtype).unbind()
+    bias = _bias(replace(row, n=gates * k), g)
+    return (x.to(row.dtype), w.to(row.dtype), bias, *states, row.n % 2 == 0)
+
+
 def _float(row: Row, g: torch.Generator) -> tuple[Any, ...]:
     return (_x(row, g), *_packed(row, g), *_tail(row, g))
 
@@ -537,6 +545,8 @@ BUILDERS: dict[str, Callable[[Row, torch.Generator], tuple[Any, ...]]] = {
     "lstm": lambda r, g: _recurrent(r, g, LSTM_GATES),
     "lstm_backward": lambda r, g: _recurrent_backward(r, g, LSTM_GATES),
     "gru": lambda r, g: _recurrent(r, g, GRU_GATES),
+    "lstm_float": lambda r, g: _recurrent_float(r, g, LSTM_GATES),
+    "gru_float": lambda r, g: _recurrent_float(r, g, GRU_GATES),
     "gru_backward": lambda r, g: _recurrent_backward(r, g, GRU_GATES),
     "linear_float": _float,
     "linear_requantize": _requantize,

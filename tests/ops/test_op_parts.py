@@ -55,6 +55,8 @@ WITHOUT_GRADIENT = (
     "linear_experts_backward",
     "lstm_backward",
     "gru_backward",
+    "lstm_float",
+    "gru_float",
     "linear_requantize",
     "linear_guarded",
     *(op for op in FLOAT_OUT if op != "linear_experts"),
@@ -85,7 +87,7 @@ WITHOUT_CUDA = {
         "convolutions stay float on CUDA, where no kernel reads windows",
     ),
     **dict.fromkeys(
-        ("lstm", "lstm_backward", "gru", "gru_backward"),
+        ("lstm", "lstm_backward", "lstm_float", "gru", "gru_backward", "gru_float"),
         "recurrent layers stay float on CUDA, where one launch of cuDNN runs all steps",
     ),
     "cut_weight": "weights are cut on the CPU, before they move to a GPU",
