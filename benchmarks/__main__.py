@@ -26,6 +26,7 @@ QUESTIONS = (
     "linear",
     "attention",
     "experts",
+    "recurrent",
     "models",
     "accuracy",
     "training",

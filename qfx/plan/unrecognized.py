@@ -154,9 +154,9 @@ def outside_graphs(modules: Sequence[nn.Module]) -> str | None:
     _OUTSIDE.update(new)
     found = sorted({f"nn.{type(module).__name__}" for module in new})
     return (
-        f"qfx: Dynamo leaves {' and '.join(found)} out of graphs, so that they stay float, and often "
-        "the function that calls them too: qfx.quantize_(model) before torch.compile makes nn.LSTM "
-        "and nn.GRU int8, and graphs contain them"
+        f"qfx: Dynamo leaves {' and '.join(found)} out of graphs, so that they stay float, and "
+        "often the function that calls them too: qfx.quantize_(model) before torch.compile makes "
+        "nn.LSTM and nn.GRU int8, and graphs contain them"
     )
 
 

@@ -69,6 +69,7 @@ ASKED = {
     "linear, cold": ["--shapes", "1x64x32", "--kinds", "int8", "--cold", "1", "--peers"],
     "attention": ["--cases", "64"],
     "experts": ["--cases", "mixture", "--tokens", "1"],
+    "recurrent": ["--cases", "gru-512", "--batches", "1", "--steps", "2"],
     "cost": ["--count", "1"],
     "training": ["--layers", "1"],
     "compiling": [],
