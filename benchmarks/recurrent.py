@@ -20,9 +20,10 @@ from torch import Tensor, nn
 from benchmarks.common import Candidate, clock, interleaved, keep_memory
 from benchmarks.question import Question, Row, chosen
 from qfx import _C, quantize_
+from qfx.nn import Linear
 from qfx.ops.single_tensors import sqnr
 
-CASES: dict[str, tuple[type[nn.RNNBase], int, int]] = {  # layers, features
+CASES: dict[str, tuple[Any, int, int]] = {  # class, layers, features
     "lstm-256": (nn.LSTM, 2, 256),
     "lstm-512": (nn.LSTM, 2, 512),
     "lstm-1024": (nn.LSTM, 2, 1024),
@@ -64,7 +65,7 @@ def ways(model: nn.Module) -> dict[str, tuple[nn.Module, torch.dtype]]:
 def weight_mb(model: nn.Module) -> float:
     """Returns the megabytes of the weights as they lie in memory; 0 for those of torch.ao, which
     PyTorch keeps in objects of its own."""
-    packed = [m.packed.nbytes for m in model.modules() if hasattr(m, "packed")]
+    packed = [m.packed.nbytes for m in model.modules() if isinstance(m, Linear)]
     floats = [p.nbytes for p in model.parameters() if p.ndim == 2 and type(p) is nn.Parameter]
     return round(sum(packed or floats) / 1e6, 2)
 
