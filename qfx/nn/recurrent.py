@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from qfx.nn.recurrent_steps import State, run_layer
@@ -76,6 +76,13 @@ class Recurrent(nn.Module):
     def _layer(self, name: str) -> tuple[nn.Module, nn.Module]:
         return self._modules[f"ih{name}"], self._modules[f"hh{name}"]  # type: ignore[return-value]
 
+    def _as_leaf(self, input: fx.Proxy, hx: Any) -> Any:
+        """Returns the node of a symbolic trace that calls the module, as for those of torch.nn:
+        what a call does depends on its input."""
+        tracer: Any = input.tracer
+        given = (input,) if hx is None else (input, hx)
+        return tracer.create_proxy("call_module", tracer.path_of_module(self), given, {})
+
     def _zeros(self, x: Tensor, *shape: int) -> State:
         return (x.new_zeros(*shape, self.hidden_size),) * (self.GATES - 2)
 
@@ -110,6 +117,8 @@ class _Layers(Recurrent):
 
     def forward(self, input: Any, hx: Any = None) -> tuple[Any, Any]:
         """Returns the outputs and the last state, as that of nn.LSTM or nn.GRU does."""
+        if isinstance(input, fx.Proxy):
+            return self._as_leaf(input, hx)
         if isinstance(input, PackedSequence):
             x, sizes, order, back = input
             states = self._states(hx, x, int(sizes[0]), True)
@@ -198,6 +207,8 @@ class _Cell(Recurrent):
 
     def forward(self, input: Tensor, hx: Any = None) -> Any:
         """Returns the state after the step, as that of nn.LSTMCell or nn.GRUCell does."""
+        if isinstance(input, fx.Proxy):
+            return self._as_leaf(input, hx)
         if input.dim() not in (1, 2):
             kind = self.FLOAT.__name__
             raise ValueError(f"{kind}: Expected input to be 1D or 2D, got {input.dim()}D instead")

@@ -179,6 +179,18 @@ def test_tensors_have_the_names_of_torch() -> None:
     assert "(rnn): LSTM(\n    64, 128, bidirectional=True" in str(int8)
 
 
+@pytest.mark.parametrize("kind", [*LAYERS, *CELLS])
+def test_symbolic_traces_call_the_module(kind: Any) -> None:
+    """As they call that of torch.nn, whose steps depend on the input."""
+    int8 = qfx.quantize_(Net(kind).eval())
+    x = torch.randn(5, 3, K) if kind in LAYERS else torch.randn(3, K)
+    traced = torch.fx.symbolic_trace(int8, concrete_args={"h": None})
+    rewritten, _ = qfx.rewrite(int8)
+    for module in (traced, rewritten):
+        for a, b in zip(tensors(module(x)), tensors(int8(x)), strict=True):
+            assert same_bits(a, b)
+
+
 def test_memory_is_a_quarter() -> None:
     net = Net(nn.LSTM, num_layers=2)
     before = sum(p.nbytes for p in net.rnn.parameters())
