@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 
 from torch import nn
 
-from qfx.nn import recurrent_like
 from qfx.nn.experts_like import is_experts, shape_text
 from qfx.nn.hook_transfer import transfer_hooks
 from qfx.nn.left_float import note_left_float
 from qfx.nn.linear_like import sizes_of
 from qfx.nn.loading import check_first
 from qfx.nn.recurrent_like import is_recurrent
+from qfx.nn.recurrent_like import shape_text as recurrent_shape
 from qfx.nn.routers import routers
 from qfx.nn.selection import Selection
 from qfx.nn.summary import LinearSummary, Summary, bytes_of, report
@@ -69,7 +69,7 @@ def _line(
 
 def _shape(linear: nn.Module) -> str:
     if is_recurrent(linear):
-        return recurrent_like.shape_text(linear)
+        return recurrent_shape(linear)
     return shape_text(linear) if is_experts(linear) else "x".join(map(str, sizes_of(linear)))
 
 
