@@ -27,6 +27,7 @@ QUESTIONS = (
     "attention",
     "experts",
     "convolutions",
+    "recurrent",
     "models",
     "accuracy",
     "training",

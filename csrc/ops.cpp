@@ -36,6 +36,8 @@ STABLE_TORCH_LIBRARY(QFX_LIBRARY, m) {
   m.def("linear_float(Tensor x, Tensor weight, SymInt[] layout, Tensor? bias, str activation, ScalarType out_dtype) -> Tensor");
   m.def("linear_experts(Tensor x, Tensor weight, SymInt[] layout, Tensor offsets, Tensor? bias, int[] code, str activation, ScalarType out_dtype, Tensor? factor=None) -> Tensor");
   m.def("experts(Tensor x, Tensor expert, Tensor routing, Tensor up, SymInt[] up_layout, Tensor? up_bias, Tensor down, SymInt[] down_layout, Tensor? down_bias, int[] code, int[] down_code, str activation, str gate, ScalarType out_dtype, float limit=0.0, float shift=0.0) -> Tensor");
+  m.def("lstm(Tensor x, Tensor weight, SymInt[] layout, Tensor? bias, Tensor h, Tensor c, int[] code, bool reverse, ScalarType out_dtype, Tensor? batch_sizes=None) -> (Tensor, Tensor, Tensor)");
+  m.def("gru(Tensor x, Tensor weight, SymInt[] layout, Tensor? bias, Tensor h, int[] code, bool reverse, ScalarType out_dtype, Tensor? batch_sizes=None) -> (Tensor, Tensor)");
   m.def("linear_ste(Tensor x, Tensor? w, Tensor? bias, Tensor? x_step, Tensor? w_step, Tensor[] codes, Tensor weight, SymInt[] layout, int[] code, Tensor? seed, ScalarType out_dtype, Tensor? factor=None) -> Tensor");
   m.def("linear_guarded(Tensor x, Tensor w, Tensor weight, SymInt[] layout, Tensor error, Tensor? bias, float guard, str site, int[] code, str activation, ScalarType out_dtype, Tensor? factor=None) -> Tensor");
   m.def("linear_requantize(Tensor q, Tensor scale, Tensor zero_point, Tensor weight, SymInt[] layout, Tensor? bias, str activation, Tensor out_scale, Tensor? out_zero_point, int[] out_code) -> (Tensor, Tensor, Tensor)");

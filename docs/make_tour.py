@@ -88,7 +88,7 @@ def refused() -> str:
 
     class Refused(Model):
         def forward(self, x: Tensor) -> Tensor:
-            return self.q(x) + self.k(x) + F.linear(x, 2 * self.k.weight)
+            return self.q(x) + self.k(x) + F.linear(x, x.mean() * self.k.weight)
 
     gm = qfx.trace(Refused(), torch.randn(6, 64))
     plan = decide(match(gm), qfx.Config(skip=["k"]), Slower())

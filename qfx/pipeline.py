@@ -23,6 +23,7 @@ from qfx.match.base import Match
 from qfx.match.matching import match
 from qfx.match.module_smoothing import factors_noted, note_own_factors
 from qfx.match.naming import known_names
+from qfx.match.recurrent import stays_whole
 from qfx.plan.plan import Plan
 from qfx.plan.policy import decide
 from qfx.rewriting.canonical import rewrite as to_canonical
@@ -78,7 +79,10 @@ class Pass(NamedTuple):
 
 
 def _open(work: PassState, context: Context) -> None:
-    open_operators(work.gm)
+    def stays(node: fx.Node) -> bool:
+        return stays_whole(node, context.config, context.prefixes, context.training)
+
+    open_operators(work.gm, stays)
 
 
 def _match(work: PassState, context: Context) -> None:

@@ -60,6 +60,7 @@ set(QFX_CPU_SOURCES
   kernels/selfcheck_groups.cpp
   kernels/selfcheck_lowbit.cpp
   kernels/selfcheck_strips.cpp
+  rnn/recurrence.cpp
   program/caches.cpp
   program/experts.cpp
   program/float_linear.cpp
@@ -86,6 +87,7 @@ set(QFX_CPU_OPERATORS
   ops/linear.cpp
   ops/pack.cpp
   ops/quantize.cpp
+  ops/recurrent.cpp
   ops/requantize.cpp
   ops/rotate.cpp
   ops/alias_check.cpp)

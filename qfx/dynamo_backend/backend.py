@@ -21,8 +21,8 @@ from qfx.dynamo_backend.recompilation import forget, mark_repacked, reporter
 from qfx.graph.capture import clone, targets
 from qfx.graph.faults import is_fault
 from qfx.host.autograd import below_autograd
-from qfx.host.dynamo import aot_eager, trace_artifact
-from qfx.host.frame import Surroundings, surroundings
+from qfx.host.dynamo import aot_eager, before_captures, trace_artifact
+from qfx.host.frame import Surroundings, running_modules, surroundings
 from qfx.host.inductor import inductor
 from qfx.host.source_text import released_source_texts
 from qfx.io.digest import own_digest
@@ -64,6 +64,7 @@ def qfx(
     """
     config, inner_options = parse_options(options)
     inner = _inner_compiler(config, inner_options, mode)
+    before_captures(_warn_of_recurrent)
     copy, added, here = clone(gm), NewInputs(), surroundings()
     warning_texts: list[str] = []
     try:
@@ -86,6 +87,19 @@ def qfx(
     return with_packed_weights(
         compiled, graph_inputs, reporter(gm, here.code), offload_weight=offload_weight
     )
+
+
+def _warn_of_recurrent(backend: Any) -> None:
+    """Warns of recurrent layers in the modules that run, if this backend will not see them."""
+    options = getattr(backend, "kwargs", {}).get("options") or {}
+    named = any(options.get(name) for name in ("skip", "only", "recipe"))
+    if getattr(backend, "compiler_fn", backend) is qfx and not named:
+        text = unserved.outside_graphs(running_modules())
+        if text is not None:
+            warnings.warn(text, stacklevel=2)
+
+
+before_captures(_warn_of_recurrent)
 
 
 def _forget() -> None:

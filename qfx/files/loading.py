@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -24,6 +24,7 @@ from qfx.host.dynamo import uncompiled_module
 from qfx.io.errors import UserError, printable
 from qfx.io.recipe_files import LARGEST
 from qfx.io.safe_read import FileSnapshot, bytes_of, parsed, snapshot_of
+from qfx.nn.recurrent_opening import opened_recurrent
 from qfx.nn.stored_modules import Stored
 from qfx.values.config import Config, Configurable
 
@@ -96,6 +97,22 @@ def _filled(saved: Saved | Imported, skeleton: nn.Module) -> nn.Module:
     entries = saved.entries | {
         n: TensorEntry(t.dtype, tuple(t.shape), 0) for n, t in recomputed.items()
     }
+    with opened_recurrent(skeleton, lambda name: _has_linears_of(name, entries)):
+        return _fitted_and_filled(saved, manifest, entries, recomputed, skeleton)
+
+
+def _has_linears_of(name: str, entries: Collection[str]) -> bool:
+    """Whether entries belong to linears of the recurrent module `name`."""
+    return any(entry.startswith((f"{name}.ih", f"{name}.hh")) for entry in entries)
+
+
+def _fitted_and_filled(
+    saved: Saved | Imported,
+    manifest: Manifest | None,
+    entries: Mapping[str, TensorEntry],
+    recomputed: Mapping[str, Tensor],
+    skeleton: nn.Module,
+) -> nn.Module:
     plan = fitted(
         skeleton, entries, saved.at,
         linears=manifest.linears if manifest else None,
@@ -104,7 +121,7 @@ def _filled(saved: Saved | Imported, skeleton: nn.Module) -> nn.Module:
     )  # fmt: skip
     tensors = _tensors(saved, plan) if isinstance(saved, Saved) else saved.tensors()
     made, rest = _read(tensors, plan)
-    return fill(skeleton, plan, made, rest | recomputed, saved.at)
+    return fill(skeleton, plan, made, {**rest, **recomputed}, saved.at)
 
 
 @contextmanager

@@ -21,6 +21,7 @@ from torch.overrides import TorchFunctionMode
 
 from qfx.graph.capture import NAMED, value
 from qfx.graph.faults import at
+from qfx.graph.recurrent_bodies import BODIES as RECURRENT
 from qfx.host.operators import ENCODER_LAYER
 from qfx.host.shapes import compute, hint
 from qfx.host.tensors import is_fake, symbolic_dispatch, tree_leaves, tree_map
@@ -29,13 +30,16 @@ aten = torch.ops.aten
 _NUMBERS = (torch.SymInt, torch.SymFloat)
 
 
-def open_operators(gm: fx.GraphModule) -> fx.GraphModule:
+def open_operators(
+    gm: fx.GraphModule, stays: Callable[[fx.Node], bool] = lambda node: False
+) -> fx.GraphModule:
     """Decomposes such operators in the graph of `gm` and in the subgraphs in it; a node that cannot
-    be decomposed stays. A graph without such operators is not recompiled: calibration calls this
-    with every batch."""
+    be decomposed or that `stays` stays. A graph without such operators is not recompiled:
+    calibration calls this with every batch."""
     for module in gm.modules():
         if isinstance(module, fx.GraphModule):
             closed = [n for n in module.graph.nodes if n.op == "call_function" and _closed(n)]
+            closed = [n for n in closed if not stays(n)]
             for node in closed:
                 with at(node):
                     _open(node, _BODIES[node.target])
@@ -222,4 +226,5 @@ def _encoder_layer(
 _BODIES: dict[Any, Callable[..., Any]] = {
     F.multi_head_attention_forward: _without_overrides(F.multi_head_attention_forward),
     ENCODER_LAYER: _encoder_layer,
+    **RECURRENT,
 }

@@ -54,7 +54,7 @@ def window_views(setting: WindowSetting, groups: int = 1) -> WindowViews:
 
 
 def transposed_views(setting: WindowSetting) -> WindowViews | str:
-    """Returns the views of a transposed convolution, or the reason why there are none.
+    """Returns the views of a transposed convolution (C3), or the reason why there are none.
 
     Along an axis of stride s, outputs s q + r, r = 0 .. s - 1, read the same inputs, q and those
     before it, each with other taps of the kernel. So they are one row of a matmul of windows, whose

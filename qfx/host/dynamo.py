@@ -3,10 +3,11 @@ structured trace, and the wrappers of compiled models."""
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from types import CodeType
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
@@ -27,6 +28,39 @@ def local_source(name: str) -> Any:
     from torch._dynamo.source import LocalSource
 
     return LocalSource(name)
+
+
+def captures_recurrent() -> bool:
+    """Whether Dynamo captures nn.LSTM and nn.GRU. Otherwise it ends the graph before them, and
+    PyTorch runs them."""
+    from torch._dynamo import config  # a second to import
+
+    return bool(config.allow_rnn)
+
+
+def before_captures(function: Callable[[Any], None]) -> None:
+    """Calls `function` before Dynamo captures a Python function, with the backend as torch.compile
+    wrapped it; until `torch._dynamo.reset()`. The modules that run are then on the stack."""
+    from torch._dynamo.callback import callback_handler  # a second to import
+
+    def called(arguments: Any) -> None:
+        backend = _backend_that_captures()
+        if backend is not None:
+            function(backend)
+
+    called.of = function  # type: ignore[attr-defined]
+    known = [getattr(each, "of", None) for each in callback_handler.start_callbacks]
+    if function not in known:
+        callback_handler.register_start_callback(called)
+
+
+def _backend_that_captures() -> Any:
+    from torch._dynamo.eval_frame import innermost_backend
+
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and "compiler_fn" not in frame.f_locals:
+        frame = frame.f_back
+    return None if frame is None else innermost_backend(frame.f_locals["compiler_fn"])
 
 
 def discard_compiled(code: CodeType) -> None:

@@ -93,6 +93,11 @@ class Unmatched(Match):
     """A matmul-like node that cannot be rewritten, and the reason."""
 
     reason: str
+    parameters: tuple[str, ...] = ()  # that patterns may name
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (*super().names, *self.parameters)
 
     @property
     def shape(self) -> str:

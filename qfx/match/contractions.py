@@ -7,6 +7,7 @@ it cannot be.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,6 +34,7 @@ class Operands:
     rows: ExpertRows | None = None  # of experts, whose weights are [E, N, K]
     bias_view: View = ()  # of bias, to [N]
     groups: int = 1  # of channels, each with rows of the weight
+    steps: Mapping[str, Any] | None = None  # the arguments of a recurrent layer's steps
 
 
 def is_weight(node: Any) -> bool:

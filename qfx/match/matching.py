@@ -31,6 +31,7 @@ from qfx.match.experts import expert_product
 from qfx.match.grouped import GroupedConvolution, grouped_convolution
 from qfx.match.operator_calls import own_call
 from qfx.match.products import product
+from qfx.match.recurrent import PARAMETERS, recurrent_steps
 from qfx.match.refusals import of_operands
 from qfx.match.site import Site
 from qfx.match.spellings import operands, spelling
@@ -131,13 +132,17 @@ def _matmul(
     if isinstance(found, Site) and isinstance(parsed, Operands) and parsed.rows is not None:
         refused = _refusal(found, written, dimensions=3)
         found = refused or expert_product(found, parsed.rows, _shape_nk(found))
+    elif isinstance(found, Site) and isinstance(parsed, Operands) and parsed.steps is not None:
+        refused = _refusal(found, written)
+        found = refused or recurrent_steps(found, parsed.steps, _shape_nk(found))
     elif isinstance(found, Site):
         refused = _refusal(found, written)
         site = found if refused else with_epilogue(_with_shape(found), written)
         groups = parsed.groups if isinstance(parsed, Operands) else 1
         found = refused or (grouped_convolution(site, groups) if groups > 1 else site)
     if isinstance(found, str):
-        return Unmatched(node=node, path=path, reason=found)
+        names = node.meta.get(PARAMETERS, ())
+        return Unmatched(node=node, path=path, reason=found, parameters=names)
     return replace(found, path=path)
 
 

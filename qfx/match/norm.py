@@ -70,8 +70,10 @@ def folded(
     shift: Any,
 ) -> tuple[Any, Any]:
     """Returns the weight [N, K] and the bias [N] in float32 of a matmul that is followed by a batch
-    norm: w a and (bias - mean) a + shift with a = weight / sqrt(variance + eps). `repeat`: the view
-    of constants of channels to [N]. All are tensors, or proxies of a graph."""
+    norm: w a and (bias - mean) a + shift with a = weight / sqrt(variance + eps). (C4)
+
+    `repeat`: the view of constants of channels to [N]. All are tensors, or proxies of a graph.
+    """
     a = (variance.float() + eps).rsqrt()
     a = a if weight is None else a * weight.float()
     b = -mean.float() if bias is None else bias.float() - mean.float()

@@ -139,6 +139,16 @@ def _conv(x: Tensor | None, y: Tensor | None, a: Arguments) -> Sizes:
     return None, math.prod(y.shape[:-1]), k, y.shape[-1]
 
 
+def _recurrent(h: Tensor | None, y: Tensor | None, a: Arguments) -> Sizes:
+    """Returns the sizes of the product at each step, as often as there are steps."""
+    x, (layout,) = _seen(a["x"]), _layouts(a)
+    if x is None or h is None:
+        return _UNKNOWN
+    packed = x.ndim == 2  # of a packed sequence, whose steps have rows of their own
+    steps, rows = (1, x.shape[0]) if packed else x.shape[:2]
+    return steps, rows, h.shape[-1], layout.n
+
+
 def _batched(x: Tensor | None, y: Tensor | None, a: Arguments) -> Sizes:
     if x is None or y is None:
         return _UNKNOWN
@@ -255,6 +265,8 @@ _ROWS = _by_target(
     linear_guarded=_Says(_X, _linear, _dynamic),
     linear_experts=_Says(_X, _linear, _dynamic, gemm=False),
     experts=_Says(_X, _experts, _dynamic, gemm=False),
+    lstm=_Says(_argument("h"), _recurrent, _dynamic, gemm=False),
+    gru=_Says(_argument("h"), _recurrent, _dynamic, gemm=False),
     linear_ste=_Says(_codes, _linear, _of_training),
     linear_float=_Says(_X, _linear, _weight_only, gemm=False),
     int8_mm=_Says(_Q, _linear, _of_codes),

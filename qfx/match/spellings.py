@@ -35,6 +35,7 @@ from qfx.match.convolutions import (
 )
 from qfx.match.experts import ExpertRows
 from qfx.match.products import added_product, product
+from qfx.match.recurrent import WHOLE
 from qfx.match.stacked_weights import multiplied, stacked_einsum
 
 aten = torch.ops.aten
@@ -104,8 +105,13 @@ def _grouped(node: fx.Node, a: Arguments) -> Operands | str:
     return Operands(a["x"], a["w"], (_SWAP,), rows=ExpertRows(offsets))
 
 
+def _steps(node: fx.Node, a: Arguments) -> Operands:
+    """Parses h [B, K] @ W [N, K].T + bias, of the first step of a recurrent layer."""
+    return Operands(a["h"], a["w"], (), a.get("bias"), steps=a)
+
+
 def _not_yet(what: str) -> Parse:
-    return lambda node, a: f"{what} is not supported yet"
+    return lambda node, a: node.meta.get(WHOLE) or f"{what} is not supported yet"
 
 
 _MM = ("x", "w")
@@ -174,6 +180,9 @@ ROWS = (
     Spelling((*TRANSPOSED_FUNCTIONS, *_ATEN_TRANSPOSED), TRANSPOSED_NAMES, transposed),
     # rows sorted by expert, times the W_kn of each
     Spelling(GROUPED_MATMULS, ("x", "w", "offs", "bias", "out_dtype"), _grouped),
+    # the steps of a recurrent layer, of which each multiplies by W_nk
+    Spelling((torch.ops.qfx.lstm_float.default,), ("x", "w", "bias", "h", "c", "reverse"), _steps),
+    Spelling((torch.ops.qfx.gru_float.default,), ("x", "w", "bias", "h", "reverse"), _steps),
     Spelling(_FUSED, (), _not_yet("this operator with a matmul inside")),
 )
 TABLE = {target: row for row in ROWS for target in row.targets}

@@ -13,14 +13,19 @@ from qfx.nn.linear import Linear
 from qfx.nn.lsq import LSQLinear
 from qfx.nn.qat import prepare_binary, prepare_qat
 from qfx.nn.quantize_model import quantize_
+from qfx.nn.recurrent import GRU, LSTM, GRUCell, LSTMCell
 from qfx.nn.sign_linear import SignLinear
 
 __all__ = [
+    "GRU",
+    "LSTM",
     "BinaryLinear",
     "Conv",
     "Embedding",
     "Experts",
+    "GRUCell",
     "LSQLinear",
+    "LSTMCell",
     "Linear",
     "SignLinear",
     "convert",

@@ -12,6 +12,7 @@ from qfx.nn.conv_like import CONVOLUTIONS
 from qfx.nn.experts_like import is_experts, why_not_by_scheme
 from qfx.nn.linear_like import is_linear, sizes_of
 from qfx.nn.loading import Checked
+from qfx.nn.recurrent_like import is_recurrent
 from qfx.nn.selection import why_faulty, why_no_linear, why_not_taken
 from qfx.values.config import Config
 from qfx.values.limits import why_few_features
@@ -24,6 +25,14 @@ def note_left_float(linears: Mapping[str, nn.Module], reasons: Mapping[str, str]
     """Remembers in this process why linears stay float. `linears` and `reasons`: the modules and
     the reasons, by name."""
     _NOTED.update({linears[name]: reason for name, reason in reasons.items()})
+
+
+def note_of_children(module: nn.Module, opened: nn.Module) -> None:
+    """Remembers why a module stays float that was `opened`, so that its linears were its children:
+    for the reason of the last of them that has one."""
+    reasons = [_NOTED[child] for child in opened.children() if child in _NOTED]
+    if reasons:
+        _NOTED[module] = reasons[-1]
 
 
 def why_left_float(model: nn.Module) -> dict[str, str]:
@@ -39,7 +48,7 @@ def why_left_float(model: nn.Module) -> dict[str, str]:
 
 def _may_be_left(module: nn.Module) -> bool:
     wanted = isinstance(module, (nn.Linear, *CONVOLUTIONS)) or is_linear(module)
-    wanted = wanted or is_experts(module)
+    wanted = wanted or is_experts(module) or is_recurrent(module)
     return wanted and not isinstance(module, Checked)
 
 

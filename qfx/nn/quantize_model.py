@@ -19,6 +19,8 @@ from qfx.nn.experts_like import is_experts, products_of, with_count
 from qfx.nn.experts_recipe import ExpertsHow, check_recipe, why_float, why_not_by_recipe
 from qfx.nn.linear import Linear
 from qfx.nn.linear_like import as_linear, is_embedding, is_transposed, sizes_of
+from qfx.nn.recurrent_like import pairs_of_linears, why_no_recurrence
+from qfx.nn.recurrent_opening import opened_recurrent
 from qfx.nn.replace import replace
 from qfx.nn.selection import Selection, refuse, select_modules
 from qfx.nn.stored_modules import notify_listeners
@@ -35,9 +37,11 @@ def quantize_(model: nn.Module, config: Configurable = None) -> nn.Module:
 
     The convolutions of torch.nn, also transposed ones, become `qfx.nn.Conv`; those of several
     groups of channels stay float. FalconLinear and Conv1D of transformers are replaced too; the
-    weight [K, N] of a Conv1D becomes the weight of a linear. Blocks of experts become
-    `qfx.nn.Experts`, and their routers stay float. Embeddings become `qfx.nn.Embedding`
-    if `config.embeddings` is "int8".
+    weight [K, N] of a Conv1D becomes the weight of a linear. nn.LSTM, nn.GRU, nn.LSTMCell and
+    nn.GRUCell become those of `qfx.nn`, with an int8 linear for each of their weights (`rnn.ih_l0`
+    of the input, `rnn.hh_l0` of the state), if one of these becomes int8. Blocks of experts become
+    `qfx.nn.Experts`, and their routers stay float. Embeddings become `qfx.nn.Embedding` if
+    `config.embeddings` is "int8".
 
         qfx.quantize_(model, "w8a8")
 
@@ -63,7 +67,8 @@ def quantize_(model: nn.Module, config: Configurable = None) -> nn.Module:
     each call (weight_norm, spectral_norm, pruning), that have a forward of their own (accelerate),
     hooks on their state dict, or hooks of `register_backward_hook`.
     """
-    replace(*_modules(model, Config.of(config)))
+    with opened_recurrent(model):
+        replace(*_modules(model, Config.of(config)))
     trim()  # nothing refers to the float weights any more
     notify_listeners(model)
     return model
@@ -138,14 +143,19 @@ def planned(model: nn.Module, config: Config, who: str) -> tuple[Selection, dict
     def left(linear: nn.Module) -> str:
         return _left_float(decided(linear), linear)
 
+    of_states = {model.get_submodule(name) for _, name in pairs_of_linears(model)}
+
     def fault_of_scheme(linear: nn.Module) -> str:
+        if linear in of_states:
+            return why_no_recurrence(_decided(config, names[linear]))
         how = decided(linear) if is_experts(linear) else None
         return with_count(linear, why_not_by_recipe(how)) if isinstance(how, ExpertsHow) else ""
 
     embeddings = config.embeddings is not None
     found = select_modules(
-        model, config, who, left, transposed=True, embeddings=embeddings, experts=True,
-        convolutions=True,         fault_of_scheme=fault_of_scheme,
+        model, config, who, left,
+        transposed=True, embeddings=embeddings, experts=True, convolutions=True, recurrent=True,
+        fault_of_scheme=fault_of_scheme,
     )  # fmt: skip
     refuse(found, Linear.from_float)
     hows = {m: decided(m) for m in dict.fromkeys(found.taken.values())}

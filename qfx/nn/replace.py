@@ -11,6 +11,8 @@ from qfx.nn.hook_transfer import transfer_hooks
 from qfx.nn.left_float import note_left_float
 from qfx.nn.linear_like import sizes_of
 from qfx.nn.loading import check_first
+from qfx.nn.recurrent_like import is_recurrent
+from qfx.nn.recurrent_like import shape_text as recurrent_shape
 from qfx.nn.routers import routers
 from qfx.nn.selection import Selection
 from qfx.nn.summary import LinearSummary, Summary, bytes_of, report
@@ -52,7 +54,7 @@ def _line(
     routers_of: Sequence[str] | None,
 ) -> LinearSummary:
     """Returns the row of one module. `routers_of`: the names of the routers of experts."""
-    shape = shape_text(linear) if is_experts(linear) else "x".join(map(str, sizes_of(linear)))
+    shape = _shape(linear)
     if name not in made:
         return LinearSummary(name, shape, "float", chosen.left.get(name, "") or chosen.missed[name])
     module = made[name]
@@ -63,6 +65,12 @@ def _line(
     return LinearSummary(
         name, shape, f"{type(module).__name__} {getattr(module, 'scheme', '1 bit')}", ""
     )
+
+
+def _shape(linear: nn.Module) -> str:
+    if is_recurrent(linear):
+        return recurrent_shape(linear)
+    return shape_text(linear) if is_experts(linear) else "x".join(map(str, sizes_of(linear)))
 
 
 def _leave_fast_paths(model: nn.Module, parents: set[nn.Module]) -> None:

@@ -31,6 +31,7 @@ from qfx.nn.linear_like import (
 )
 from qfx.nn.loading import Checked, StoredModule
 from qfx.nn.qat_state import TrainedState
+from qfx.nn.recurrent_like import is_recurrent, pairs_of_linears, why_not_opened
 from qfx.nn.routers import mixtures, routers
 from qfx.nn.weight_bytes import kinds, weight_bytes
 from qfx.nn.weight_faults import too_long, unquantizable, unserved_bias, unserved_weight
@@ -74,6 +75,7 @@ def select_modules(
     embeddings: bool = False,
     experts: bool = False,
     convolutions: bool = False,
+    recurrent: bool = False,
     fault_of_scheme: Callable[[nn.Module], str] = lambda linear: "",
 ) -> Selection:
     """Sorts the linears of `model` into those that are replaced and those that stay float, with the
@@ -88,14 +90,17 @@ def select_modules(
     `sums_overflow`: refuse linears with K above 65792, whose int8 sums could overflow.
     `transposed`: also take modules with a weight [K, N]. `embeddings`: also take the embeddings of
     linear_like.py. `experts`: also take the blocks of experts of experts_like.py; their routers
-    then stay float. `convolutions`: also take those of torch.nn. `fault_of_scheme`: returns why a
-    module cannot have its scheme, or ''.
+    then stay float. `convolutions`: also take those of torch.nn. `recurrent`: also list recurrent
+    modules of PyTorch, which stay float. `fault_of_scheme`: returns why a module cannot have its
+    scheme, or ''.
 
     Raises ValueError if a pattern matches no module, and if there is no such linear at all.
     """
     modules = dict(model.named_modules(remove_duplicate=False))
     wanted = partial(_is_float, embeddings=embeddings, experts=experts, convolutions=convolutions)
     linears = {n: m for n, m in modules.items() if n and wanted(m)}
+    if recurrent:
+        linears |= {n: m for n, m in modules.items() if n and is_recurrent(m)}
     check_names(config, [*linears, *_names_of_experts(modules)])
     check_unsharded(model, who)
     selective = bool(config.skip or config.only or config.recipe)
@@ -118,6 +123,7 @@ def select_modules(
         else:
             found.taken[name] = module
     _leave_routers(found)
+    _leave_inputs(found)
     if not any(_is_known(m, transposed) for m in linears.values()):
         beside = f"; there is {by_reason(found.missed)}" if found.missed else ""
         trained = [n for n, m in model.named_modules() if isinstance(m, TrainedState)]
@@ -150,6 +156,14 @@ def _leave_routers(found: Selection) -> None:
         for router in routers(found.model, name) if taken else ():
             if found.taken.pop(router, None) is not None:
                 found.left[router] = f"it chooses among the experts of {name}"
+
+
+def _leave_inputs(found: Selection) -> None:
+    """Leaves linears of the input of recurrent layers float whose recurrent product stays float:
+    PyTorch computes both together."""
+    for of_input, of_state in pairs_of_linears(found.model):
+        if of_state not in found.taken and found.taken.pop(of_input, None) is not None:
+            found.left[of_input] = f"{of_state} stays float, and the layer is computed as a whole"
 
 
 def _is_float(module: nn.Module, embeddings: bool, experts: bool, convolutions: bool) -> bool:
@@ -186,6 +200,8 @@ def why_not_taken(
     """Returns why no module of qfx can replace this module; '' if one can."""
     if is_experts(module):
         return why_not_experts(module)
+    if is_recurrent(module):
+        return why_not_opened(module) or "only qfx.quantize_ takes it"
     if parametrize.is_parametrized(module):
         return parametrized(module, next(iter(module.parametrizations)))  # type: ignore
     weight = module._parameters.get("weight")

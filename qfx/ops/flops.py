@@ -11,6 +11,9 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
+import qfx.ops.recurrent_backward
+import qfx.ops.recurrent_float  # noqa: F401  (they define operators)
+
 ops = torch.ops.qfx
 _BY_WEIGHT = (
     ops.linear,
@@ -74,6 +77,25 @@ def _experts_backward(grad: Tensor, codes: Any, *given: Any, **__: Any) -> int:
     want_x, want_routing, want_up, _ = wants
     products = (1 + want_x) * first + (want_routing + (want_x or want_up)) * last
     return 2 * expert.numel() * products
+
+
+@register_flop_formula((ops.lstm_float, ops.gru_float), get_raw=True)
+def _recurrent_float(x: Tensor, weight: Tensor, *_: Any, **__: Any) -> int:
+    return 2 * x.numel() * int(weight.shape[1])
+
+
+@register_flop_formula((ops.lstm, ops.gru), get_raw=True)
+def _recurrent(x: Tensor, *given: Any, **__: Any) -> int:
+    return 2 * x.numel() * int(given[_place(ops.gru, "h") - 1].shape[-1])
+
+
+@register_flop_formula((ops.lstm_backward, ops.gru_backward), get_raw=True)
+def _recurrent_backward(*given: Any, **__: Any) -> int:
+    """Counts the recurrent products, computed again, and those that give the gradient of h."""
+    x, h = (given[_place(ops.gru_backward, name)] for name in ("x", "h"))
+    if len(given) > len(ops.gru_backward.default._schema.arguments):  # of lstm_backward
+        x, h = (given[_place(ops.lstm_backward, name)] for name in ("x", "h"))
+    return 4 * x.numel() * int(h.shape[-1])
 
 
 @register_flop_formula((ops.int8_bmm, ops.int8_bmm_dynamic), get_raw=True)

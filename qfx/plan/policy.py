@@ -20,10 +20,11 @@ from qfx.match.experts import ExpertProduct
 from qfx.match.grouped import GroupedConvolution
 from qfx.match.operator_calls import OwnCall
 from qfx.match.products import Product
+from qfx.match.recurrent import RecurrentSteps, why_no_steps
 from qfx.match.selection import pinned, recipes, why_apart
 from qfx.match.site import Site
 from qfx.ops.attention import rotation_of_heads
-from qfx.ops.forms import GUARDED, form_of
+from qfx.ops.forms import GUARDED, LSTM, form_of
 from qfx.ops.guard_counts import Guard
 from qfx.plan.by_cost import by_cost
 from qfx.plan.exclusions import impossible, unguardable, why_excluded, why_nearest
@@ -31,6 +32,7 @@ from qfx.plan.experts import decide_experts, experts_by_recipe
 from qfx.plan.grouped import decide_groups
 from qfx.plan.plan import Entry, Plan
 from qfx.values.config import Config
+from qfx.values.limits import why_few_features
 from qfx.values.scheme import QSpec, Scheme
 from qfx.values.select import left_out
 from qfx.values.site_recipe import PinnedProduct, SiteRecipe
@@ -121,6 +123,16 @@ def _(match: GroupedConvolution, criteria: _Criteria) -> Entry:
     if why_not := criteria.left or (criteria.pinned and _NOT_PINNED) or why_excluded(match.site):
         return Entry(match, None, why_not)
     return decide_groups(match, criteria.config, criteria.costs)
+
+
+@_entry.register
+def _(match: RecurrentSteps, criteria: _Criteria) -> Entry:
+    if criteria.left or criteria.pinned:
+        return Entry(match, None, criteria.left or _NOT_PINNED)
+    scheme = criteria.config.chosen.at(match.k)
+    if why_not := why_no_steps(scheme) or why_few_features(match.k) or LSTM.lacking(match.device):
+        return Entry(match, None, why_not)
+    return Entry(match, scheme, "int8: one operator runs all steps, with its weight in the caches")
 
 
 @_entry.register

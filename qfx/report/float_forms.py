@@ -21,6 +21,7 @@ from qfx.nn.dtypes import output_dtype
 from qfx.nn.experts_like import is_experts
 from qfx.nn.functional import shifted
 from qfx.nn.linear_like import as_linear, embed_scale_of, is_transposed
+from qfx.nn.recurrent_like import linears_of_recurrent
 from qfx.nn.stacked_weight import StackedWeight
 from qfx.report.experts_calls import dequantized, in_float
 
@@ -119,6 +120,7 @@ def reference_modules(modules: Mapping[str, nn.Module], reference: Any) -> dict[
         kind = type(reference).__name__
         raise UserError(f"explain: reference is a {kind}, expected the float model, an nn.Module")
     known = dict(uncompiled_module(reference).named_modules(remove_duplicate=False))
+    known |= linears_of_recurrent(uncompiled_module(reference))
     for name, module in modules.items():
         if isinstance(module, Experts):
             if not (name in known and is_experts(known[name])):

@@ -15,6 +15,7 @@ from qfx.match.base import FLOAT
 from qfx.match.experts import ExpertProduct
 from qfx.match.grouped import GroupedConvolution
 from qfx.match.operator_calls import OwnCall
+from qfx.match.recurrent import RecurrentSteps
 from qfx.match.site import Site
 from qfx.ops.forms import form_of
 from qfx.ops.guard_counts import GuardCount
@@ -145,7 +146,8 @@ def row_of(entry: Entry, seen: Range | None, measured: SiteMeasurement | None) -
 def _weight(entry: Entry) -> dict[str, Any]:
     match, (n, k) = entry.match, (hint(entry.match.n), hint(entry.match.k))
     stored = match.stored if isinstance(match, OwnCall) else None
-    site = match.site if isinstance(match, ExpertProduct | GroupedConvolution) else match
+    several = ExpertProduct | GroupedConvolution | RecurrentSteps
+    site = match.site if isinstance(match, several) else match
     count = 1
     if isinstance(site, Site) and match.device.type == "cpu" and n and k:
         scheme, weight = entry.scheme, value(site.weight)

@@ -25,14 +25,16 @@ from qfx.match.experts import ExpertProduct
 from qfx.match.norm import Norm, folded
 from qfx.match.operator_calls import OwnCall
 from qfx.match.products import Product
+from qfx.match.recurrent import RecurrentSteps
 from qfx.match.site import Site
-from qfx.ops.forms import EXPERTS, of_scheme
+from qfx.ops.forms import EXPERTS, GRU, LSTM, of_scheme
 from qfx.ops.guard_counts import GuardCount, taken
 from qfx.ops.single_tensors import sqnr
 from qfx.pipeline import Context, run_passes
 from qfx.plan.plan import Entry, Plan
 from qfx.report.report_row import Range, Row, SiteMeasurement, range_of, row_of
 from qfx.rewriting.expert_calls import packing_of
+from qfx.rewriting.recurrent_calls import packing_of_steps
 from qfx.values.config import Config
 from qfx.weights.cache import pack
 
@@ -61,10 +63,17 @@ class SideBySide(fx.Interpreter):
         self.products = {m.node: (m, e) for m, e in plan.of(Product) if e.scheme}
         self.attentions = {m.node: (m, e) for m, e in plan.of(Attention) if e.scheme}
         self.experts = {m.node: (m, e) for m, e in plan.of(ExpertProduct) if e.scheme}
+        self.steps = {m.node: (m, e) for m, e in plan.of(RecurrentSteps) if e.scheme}
         self.starts = {site.node: (site, entry) for site, entry in sites}
         self.ends = {site.out: site.node for site, _ in sites}
         self.constants = {n: None for s, _ in sites for n in _constants(s) if n is not None}
         self.constants |= {m.site.weight: None for m, _ in self.experts.values()}
+        self.constants |= {
+            n: None
+            for m, _ in self.steps.values()
+            for n in (m.site.weight, m.site.bias)
+            if n is not None
+        }
         self.int8: dict[fx.Node, _Tried] = {}
         self.lefts = {e.match.node: left for e in self.entries if (left := e.match.left)}
         self.ranges: dict[fx.Node, Range] = {}
@@ -117,6 +126,8 @@ class SideBySide(fx.Interpreter):
             self._run_attention(*self.attentions[n], result)
         if n in self.experts:
             self._run_experts(*self.experts[n], result)
+        if n in self.steps:
+            self._run_steps(*self.steps[n], result[0])
         if n in self.constants:
             self.constants[n] = result
         if n in self.ends:
@@ -223,6 +234,25 @@ class SideBySide(fx.Interpreter):
         float_s, int8_s = medians(in_float, lambda: EXPERTS(values), rounds=_ROUNDS)
         exact, count = in_float(), places[-1]  # the rows after these are of no expert
         error = sqnr(torch.cat(exact), EXPERTS(values)[:count]) if exact else None
+        self.measured[found.node] = SiteMeasurement(error, float_s, int8_s)
+
+    def _run_steps(self, found: RecurrentSteps, entry: Entry, result: Tensor) -> None:
+        assert entry.scheme is not None
+        site, scheme, read = found.site, entry.scheme, found.arguments
+        w_nk = apply(site.view, self._constant(site.weight).detach())
+        bias = None if site.bias is None else self._constant(site.bias).detach()
+        given = {name: self.env[read[name]] for name in ("x", "h", "c") if name in read}
+        weight = pack(w_nk, (), packing_of_steps(scheme, found.k)).weight
+        values = {**read, **given, "weight": weight, "bias": bias, "out_dtype": result.dtype}
+        values |= of_scheme(scheme, found.n, scheme.block(found.k))
+        in_int8, in_float = LSTM if "c" in given else GRU, found.node.target
+        arguments = (given.pop("x"), w_nk, bias, *given.values(), read["reverse"])
+        float_s, int8_s = medians(
+            lambda: in_float(*arguments),  # type: ignore[operator]
+            lambda: in_int8(values),
+            rounds=_ROUNDS,
+        )
+        error = sqnr(result, in_int8(values)[0])
         self.measured[found.node] = SiteMeasurement(error, float_s, int8_s)
 
     def _constant(self, node: fx.Node) -> Tensor:

@@ -33,6 +33,7 @@ from qfx.match.attention import Attention
 from qfx.match.experts import ExpertProduct
 from qfx.match.grouped import GroupedConvolution
 from qfx.match.products import Product
+from qfx.match.recurrent import RecurrentSteps
 from qfx.match.site import Site
 from qfx.ops.guard_counts import Guard
 from qfx.ops.lowering import Circumstance, LoweringStep, lower
@@ -54,6 +55,7 @@ from qfx.rewriting.expert_calls import multiply_experts
 from qfx.rewriting.folded_norm import foldable, with_folded_norm
 from qfx.rewriting.grouped_calls import convolve_groups
 from qfx.rewriting.notation import OF_MODEL
+from qfx.rewriting.recurrent_calls import run_steps
 from qfx.values.scheme import QSpec, Scheme
 
 ops = torch.ops.qfx
@@ -85,6 +87,10 @@ def rewrite(gm: fx.GraphModule, plan: Plan, provide: Provide) -> None:
         if entry.scheme:
             with at(grouped.node):
                 results[grouped.site.out] = convolve_groups(grouped, entry, provide, results)
+    for steps, entry in plan.of(RecurrentSteps):
+        if entry.scheme:
+            with at(steps.node):
+                results[steps.node] = run_steps(steps, entry.scheme, provide)
     sites = [(site, entry) for site, entry in plan.of(Site) if entry.scheme]
     shared = {site.node.graph: Inputs(site.node.graph, results) for site, _ in sites}
     for found, entry in sites:
@@ -99,7 +105,9 @@ def rewrite(gm: fx.GraphModule, plan: Plan, provide: Provide) -> None:
 
 def _of_several(plan: Plan) -> list[Site]:
     experts = [found.site for found, entry in plan.of(ExpertProduct) if entry.scheme]
-    return [*experts, *(g.site for g, entry in plan.of(GroupedConvolution) if entry.scheme)]
+    steps = [found.site for found, entry in plan.of(RecurrentSteps) if entry.scheme]
+    grouped = [found.site for found, entry in plan.of(GroupedConvolution) if entry.scheme]
+    return [*experts, *steps, *grouped]
 
 
 def _multiply(product: Product, scheme: Scheme, results: dict[fx.Node, fx.Node]) -> fx.Node:

@@ -166,6 +166,49 @@ def skipped_code_is_captured_again() -> None:
     torch._dynamo.reset()
 
 
+def test_dynamo_leaves_recurrent_layers_out_of_graphs() -> None:
+    """Feature: a warning under torch.compile that names the layers that stay float."""
+    captured: list[int] = []
+
+    def backend(gm: Any, inputs: Any) -> Any:
+        captured.append(sum("lstm" in str(node.target) for node in gm.graph.nodes))
+        return gm.forward
+
+    class Net(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rnn = torch.nn.LSTM(3, 3)
+
+        def forward(self, x: Tensor) -> Any:
+            return self.rnn(x + 1)
+
+    for allowed in (False, True):
+        captured.clear()
+        torch._dynamo.reset()
+        with torch._dynamo.config.patch(allow_rnn=allowed):
+            assert dynamo.captures_recurrent() is allowed
+            torch.compile(Net(), backend=backend)(torch.ones(2, 1, 3))
+        assert (sum(captured) > 0) is allowed
+    torch._dynamo.reset()
+
+
+def test_captures_are_told_beforehand() -> None:
+    """Feature: the same warning."""
+    told: list[Any] = []
+
+    def backend(gm: Any, inputs: Any) -> Any:
+        return gm.forward
+
+    for _ in range(2):
+        dynamo.before_captures(told.append)
+    torch.compile(torch.nn.Linear(3, 3), backend=backend)(torch.ones(2, 3))
+    assert [getattr(found, "compiler_fn", found) for found in told] == [backend]
+    torch._dynamo.reset()
+    torch.compile(torch.nn.Linear(3, 3), backend=backend)(torch.ones(2, 3))
+    assert len(told) == 1
+    torch._dynamo.reset()
+
+
 def control_flow_is_known() -> None:
     assert {exc.RestartAnalysis, exc.SkipFrame} == {*dynamo.control_flow()}
     assert all(issubclass(kind, Exception) for kind in dynamo.control_flow())

@@ -22,6 +22,7 @@ from qfx.ops.header import MINIMUMS, NONE, ZERO_POINTS
 from qfx.ops.kv_blocks import TOKENS
 from qfx.ops.kv_cache import kv_empty
 from qfx.ops.layout import Layout
+from qfx.ops.recurrent import GRU_GATES, LSTM_GATES
 from qfx.values.scheme import PER_ROW, PER_TENSOR
 from tests.lib.pairs import covering, values
 
@@ -301,6 +302,36 @@ def _im2col_backward(row: Row, g: torch.Generator) -> tuple[Any, ...]:
     return (grad.reshape(rows), list(image.shape), *_window(row))
 
 
+def _recurrent(row: Row, g: torch.Generator, gates: int) -> tuple[Any, ...]:
+    """Makes three steps, whose state has k columns, from the last to the first if n is even; with
+    two leading axes the steps of a packed sequence."""
+    batch, k, types = math.prod(row.leading), row.k, (row.dtype, row.out_dtype)
+    packed = replace(row, n=gates * k)
+    h, c = (torch.randn(batch, k, generator=g).to(t) for t in types[::-1])
+    sizes = torch.tensor([batch, batch // 2, batch // 3]) if len(row.leading) == 2 else None
+    rows = (3, batch) if sizes is None else (int(sizes.sum()),)
+    x = 2 * torch.randn(*rows, gates * k, generator=g).to(row.dtype)
+    states = (h, c) if gates == LSTM_GATES else (h,)
+    operands = (x, *_packed(packed, g), _bias(packed, g), *states)
+    return (*operands, row.code, row.n % 2 == 0, row.out_dtype, sizes)
+
+
+def _recurrent_backward(row: Row, g: torch.Generator, gates: int) -> tuple[Any, ...]:
+    x, *weight, code, reverse, dtype, sizes = _recurrent(row, g, gates)
+    states = weight[3:]
+    y = torch.randn(*x.shape[:-1], row.k, generator=g).to(dtype)
+    grads = (torch.randn(t.shape, generator=g).to(dtype) for t in (y, *states))
+    return (*grads, x, *weight, y, code, reverse, sizes)
+
+
+def _recurrent_float(row: Row, g: torch.Generator, gates: int) -> tuple[Any, ...]:
+    batch, k = math.prod(row.leading), row.k
+    x, w = torch.randn(3, batch, gates * k, generator=g), torch.randn(gates * k, k, generator=g)
+    states = torch.randn(gates - 2, batch, k, generator=g).to(row.dtype).unbind()
+    bias = _bias(replace(row, n=gates * k), g)
+    return (x.to(row.dtype), w.to(row.dtype), bias, *states, row.n % 2 == 0)
+
+
 def _float(row: Row, g: torch.Generator) -> tuple[Any, ...]:
     return (_x(row, g), *_packed(row, g), *_tail(row, g))
 
@@ -511,6 +542,12 @@ BUILDERS: dict[str, Callable[[Row, torch.Generator], tuple[Any, ...]]] = {
     "im2col": lambda r, g: (_image(r, g), *_window(r)),
     "im2col_backward": _im2col_backward,
     "conv_dynamic": _conv,
+    "lstm": lambda r, g: _recurrent(r, g, LSTM_GATES),
+    "lstm_backward": lambda r, g: _recurrent_backward(r, g, LSTM_GATES),
+    "gru": lambda r, g: _recurrent(r, g, GRU_GATES),
+    "lstm_float": lambda r, g: _recurrent_float(r, g, LSTM_GATES),
+    "gru_float": lambda r, g: _recurrent_float(r, g, GRU_GATES),
+    "gru_backward": lambda r, g: _recurrent_backward(r, g, GRU_GATES),
     "linear_float": _float,
     "linear_requantize": _requantize,
     "linear_ste": _ste,
@@ -530,6 +567,7 @@ _OF_ROWS: dict[str, Any] = {}
 _SHIFTED: dict[str, Any] = {"shift": ZERO_POINTS}
 _LOW_BIT: dict[str, Any] = {"w_bits": 4, "group": 32}
 _LAYOUTS = (_OF_ROWS, _SHIFTED, _LOW_BIT)
+_RECURRENT = ("lstm", "lstm_backward", "gru", "gru_backward")
 # The variants of an operator: its rows are repeated for each of them.
 VARIANTS: dict[str, tuple[dict[str, Any], ...]] = {
     **dict.fromkeys(
@@ -546,6 +584,7 @@ VARIANTS: dict[str, tuple[dict[str, Any], ...]] = {
             "experts",
             "experts_backward",
             "linear_ste",
+            *_RECURRENT,
         ),
         _LAYOUTS,
     ),
@@ -827,6 +866,16 @@ ROWS += [
     for dtype in _TYPES
     for axes in (PER_ROW, PER_TENSOR)
 ]
+ROWS += [
+    row
+    for leading, k, rotation in (((5,), 19, 0), ((2, 3), 48, 16), ((1,), 64, 64), ((0,), 64, 0))
+    for dtype in _TYPES
+    for out_dtype in _TYPES
+    for row in _each(
+        _RECURRENT, leading=leading, k=k, n=k + 2 - rotation // 64, dtype=dtype,
+        out_dtype=out_dtype, rotation=rotation, symmetric=rotation == 16, bias=rotation != 16,
+    )
+]  # fmt: skip
 ALL_ROWS = list(dict.fromkeys(ROWS))
 
 

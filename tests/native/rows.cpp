@@ -97,6 +97,23 @@ class RowTest {
     subject.passed();
   }
 
+  // Rows of a recurrent cell, whose state is replaced where it lies.
+  void gates() {
+    Subject subject = named("gates");
+    for (Numbers kind : {Numbers::kPlain, Numbers::kTiny, Numbers::kHuge}) {
+      for (int64_t n : sizes()) {
+        for (Place place : kPlaces) {
+          subject.begin(std::to_string(n) + " columns " + name_of(place));
+          for (Dtype dtype : {Dtype::kFloat32, Dtype::kBFloat16, Dtype::kFloat16}) {
+            gates_of(subject, numbers(kind, 4 * n), n, dtype, place, row_.lstm, ref_.lstm);
+            gates_of(subject, numbers(kind, 4 * n), n, dtype, place, row_.gru, ref_.gru);
+          }
+        }
+      }
+    }
+    subject.passed();
+  }
+
  private:
   template <typename T>
   static int64_t size(const std::vector<T>& values) {
@@ -163,9 +180,31 @@ class RowTest {
     subject.same(found, expected.data(), size(values));
   }
 
+  using Gates = void (*)(const CellRow*);
+  void gates_of(Subject& subject, const std::vector<float>& values, int64_t n, Dtype dtype,
+                Place place, Gates gates, Gates reference) {
+    const std::vector<float> r(values.rbegin(), values.rend()), state(r.begin(), r.begin() + n);
+    const int64_t bytes = n * (dtype == Dtype::kFloat32 ? 4 : 2);
+    std::vector<float> c = state;
+    std::vector<int8_t> h(static_cast<size_t>(bytes));
+    const CellRow expected = {values.data(), r.data(), n, state.data(), c.data(), dtype, h.data()};
+    reference(&expected);
+    CellRow row = {in_.copy(values, place),
+                   random_.copy(r, place),
+                   n,
+                   state_.copy(state, place),
+                   c_.copy(state, place),
+                   dtype,
+                   nullptr};
+    row.h = out_.get<int8_t>(bytes, place);
+    gates(&row);
+    subject.same(static_cast<const int8_t*>(row.h), h.data(), bytes);
+    subject.same(row.c, c.data(), n);
+  }
+
   std::string isa_;
   const RowKernels &row_, &ref_ = *kernels_ref().row;
-  Pages in_, out_, random_;
+  Pages in_, out_, random_, state_, c_;
 };
 
 }  // namespace
@@ -178,6 +217,7 @@ void check_rows(const Kernels& kernels) {
   test.quantize_clamped();
   test.random();
   test.quantize_stochastic();
+  test.gates();
 }
 
 }  // namespace qfx::test

@@ -119,14 +119,22 @@ def test_gradients_of_experts_are_counted() -> None:
     assert counted(lambda: y.sum().backward()) == 2 * (2 * 3 * 64 * K)
 
 
+def test_recurrent_products_are_counted() -> None:
+    """One product a step. The gradient computes it again and multiplies back."""
+    for op, gates in ((ops.lstm, 4), (ops.gru, 3)):
+        w, layout, *_ = Weights(0, K).int8(gates * K)
+        x = torch.randn(5, M, gates * K, requires_grad=True)
+        states = [torch.randn(M, K) for _ in range(gates - 2)]
+        call = (w, layout, None, *states, [*Code()], False, torch.float32)
+        assert counted(op, x.detach(), *call) == 2 * 5 * M * gates * K * K
+        y = op(x, *call)[0].sum()
+        assert counted(lambda y=y: y.backward()) == 2 * (2 * 5 * M * gates * K * K)
+
+
 def test_each_operator_that_multiplies_has_a_formula() -> None:
     names = torch._C._dispatch_get_all_op_names()
     ours = {n.removeprefix("qfx::").split(".")[0] for n in names if n.startswith("qfx::")}
-    products = {
-        n for n in ours if any(w in n for w in ("linear", "mm", "attention", "experts"))
-    } - {
-        *NAMES,
-        *INSIDE,
-    }
+    words = ("linear", "mm", "attention", "experts", "lstm", "gru")
+    products = {n for n in ours if any(w in n for w in words)} - {*NAMES, *INSIDE}
     lacking = {n for n in products if getattr(ops, n) not in flop_registry}
     assert len(products) > 12 and lacking == set()

@@ -53,6 +53,10 @@ WITHOUT_GRADIENT = (
     "im2col_backward",
     "experts_backward",
     "linear_experts_backward",
+    "lstm_backward",
+    "gru_backward",
+    "lstm_float",
+    "gru_float",
     "linear_requantize",
     "linear_guarded",
     *(op for op in FLOAT_OUT if op != "linear_experts"),
@@ -81,6 +85,10 @@ WITHOUT_CUDA = {
     **dict.fromkeys(
         ("im2col", "im2col_backward", "conv_dynamic"),
         "convolutions stay float on CUDA, where no kernel reads windows",
+    ),
+    **dict.fromkeys(
+        ("lstm", "lstm_backward", "lstm_float", "gru", "gru_backward", "gru_float"),
+        "recurrent layers stay float on CUDA, where one launch of cuDNN runs all steps",
     ),
     "cut_weight": "weights are cut on the CPU, before they move to a GPU",
     "linear_guarded": "the guard falls back by row, which the host would have to wait for",

@@ -70,6 +70,7 @@ ASKED = {
     "attention": ["--cases", "64"],
     "experts": ["--cases", "mixture", "--tokens", "1"],
     "convolutions": ["--cases", "ResNet-50 4"],
+    "recurrent": ["--cases", "gru-512", "--batches", "1", "--steps", "2"],
     "cost": ["--count", "1"],
     "training": ["--layers", "1"],
     "compiling": [],

@@ -24,8 +24,11 @@ ROOMS = {
     "cpu/kernels": "cpu/core cpu/kernels/tables cpu/kernels/rows",
     "cpu/gemm": "shared cpu/core cpu/kernels/tables",
     "cpu/attention": "cpu/core cpu/kernels/tables cpu/gemm",
+    "cpu/rnn": "cpu/core cpu/gemm",
     "cpu/binary": "cpu/core cpu/kernels/tables cpu/kernels cpu/gemm",
-    "cpu/ops": "shared cpu/core cpu/kernels/tables cpu/kernels cpu/gemm cpu/attention cpu/binary",
+    "cpu/ops": (
+        "shared cpu/core cpu/kernels/tables cpu/kernels cpu/gemm cpu/attention cpu/rnn cpu/binary"
+    ),
     "cpu/program": "shared cpu/core cpu/kernels/tables cpu/kernels cpu/gemm cpu/attention",
     "cuda/core": "torch shared",
     "cuda/rows": "shared cuda/core",

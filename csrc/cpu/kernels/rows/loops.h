@@ -9,6 +9,7 @@
 #include "cpu/kernels/rows/columns.h"
 #include "cpu/kernels/rows/decode.h"
 #include "cpu/kernels/rows/epilogue.h"
+#include "cpu/kernels/rows/gates.h"
 #include "cpu/kernels/rows/group_codes.h"
 #include "cpu/kernels/rows/groups.h"
 #include "cpu/kernels/rows/interleave.h"
@@ -43,6 +44,8 @@ constexpr RowKernels kRowKernels = {
     .quantize_stochastic = quantize_stochastic_row,
     .range_of_columns = range_of_columns,
     .quantize_columns = quantize_columns,
+    .lstm = lstm_row,
+    .gru = gru_row,
 };
 
 constexpr SumKernels kSumKernels = {

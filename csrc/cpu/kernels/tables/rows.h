@@ -46,6 +46,17 @@ struct GroupCodes {
   int32_t* zero_point;
 };
 
+// A row of a recurrent layer at one step: the products of its input and of its state, a part of
+// `size` elements for each gate, and what becomes of the state. (L1) (L2)
+struct CellRow {
+  const float *x, *r;
+  int64_t size;
+  const float* before;  // the state, of a GRU
+  float* c;             // of an LSTM, which is replaced
+  Dtype dtype;
+  void* h;  // the new state; may be `before`
+};
+
 struct RowKernels {
   void (*widen)(const void* x, Dtype dtype, int64_t n, float* out);
   void (*range)(const float* x, int64_t n, Range* range);
@@ -62,6 +73,8 @@ struct RowKernels {
   void (*range_of_columns)(const float* x, int64_t k, int32_t* magnitude);
   void (*quantize_columns)(const float* x, int64_t groups, const ColumnCodes* codes, int8_t* out,
                            int32_t* colsum);
+  void (*lstm)(const CellRow* row);
+  void (*gru)(const CellRow* row);
 };
 
 }  // namespace qfx::cpu
