@@ -25,9 +25,11 @@ ROOMS = {
     "cpu/gemm": "shared cpu/core cpu/kernels/tables",
     "cpu/attention": "cpu/core cpu/kernels/tables cpu/gemm",
     "cpu/rnn": "cpu/core cpu/gemm",
+    "cpu/conv": "shared cpu/core cpu/kernels/tables cpu/gemm",
     "cpu/binary": "cpu/core cpu/kernels/tables cpu/kernels cpu/gemm",
     "cpu/ops": (
-        "shared cpu/core cpu/kernels/tables cpu/kernels cpu/gemm cpu/attention cpu/rnn cpu/binary"
+        "shared cpu/core cpu/kernels/tables cpu/kernels cpu/gemm cpu/attention cpu/rnn cpu/conv "
+        "cpu/binary"
     ),
     "cpu/program": "shared cpu/core cpu/kernels/tables cpu/kernels cpu/gemm cpu/attention",
     "cuda/core": "torch shared",
