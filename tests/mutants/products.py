@@ -133,8 +133,8 @@ PRODUCTS = (
     ),
     Mutant(
         "a second chunk of rows is written over the first",
-        old="const {\n  char* out = to.data + ((first + m) * w.n",
-        new="const {\n  char* out = to.data + (m * w.n",
+        old="const {\n  char* out = to.data + ((first + m) * to.row_of(w)",
+        new="const {\n  char* out = to.data + (m * to.row_of(w)",
         tests=("test_kernel_equals_reference[linear-]",),
     ),
     Mutant(
