@@ -19,6 +19,9 @@ from qfx.plan.plan import Entry, Plan
 from qfx.values.config import Config
 from qfx.values.scheme import Scheme
 
+FEWEST_CHANNELS = 32  # of windows that are quantized pixel by pixel
+_FEW_CHANNELS = f"below {FEWEST_CHANNELS}, reading them takes longer than int8 saves"
+
 
 def by_cost(site: Site, config: Config, costs: Costs) -> Entry:
     """Returns the decision on a matmul with a weight: the scheme of the configuration, or the
@@ -39,6 +42,8 @@ def by_cost(site: Site, config: Config, costs: Costs) -> Entry:
         return Entry(site, scheme, "int8; its gain was not predicted")
     if config.minimum_gain == 0:  # nothing is measured that has no effect on the decision
         return Entry(site, scheme, "int8 whatever it gains: minimum_gain=0")
+    if site.channels is not None and site.channels < FEWEST_CHANNELS:
+        return Entry(site, None, f"windows of {site.channels} channels: {_FEW_CHANNELS}")
     where, only = _where(site, config, cost, scheme)
     if m is None:
         return _by_range(site, config, scheme, where, only)

@@ -264,3 +264,18 @@ def test_names_of_an_unscripted_module() -> None:
     with torch.no_grad():
         torch.compile(Outer(), backend=look)(torch.randn(2, 4))
     assert found == ["stack.0.0", "stack.0.1"]
+
+
+@pytest.mark.parametrize(("channels", "int8"), [(31, False), (32, True)])
+def test_windows_of_few_channels_stay_float(channels: int, int8: bool) -> None:
+    """The cost model predicts linears, which read no windows; patches are views, and no windows."""
+    conv = nn.Conv2d(channels, 64, 3, padding=1)
+    gm = qfx.trace(conv, torch.randn(1, channels, 8, 8))
+    (entry,) = decide(match(gm), qfx.Config(), Prices(2.0)).entries
+    assert (entry.scheme is not None) == int8, entry.reason
+    assert int8 or "windows of 31 channels: below 32" in entry.reason
+    (entry,) = decide(match(gm), qfx.Config(minimum_gain=0), Prices(2.0)).entries
+    assert entry.scheme is not None
+    patches = qfx.trace(nn.Conv2d(3, 64, 4, stride=4), torch.randn(1, 3, 8, 8))
+    (entry,) = decide(match(patches), qfx.Config(), Prices(2.0)).entries
+    assert entry.scheme is not None
