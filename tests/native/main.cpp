@@ -13,14 +13,23 @@ namespace {
 constexpr struct {
   const char* name;
   void (*check)(const Kernels& kernels);
-} kParts[] = {{"tiles", check_tiles},         {"rows", check_rows},
-              {"rotate", check_rotate},       {"columns", check_columns},
-              {"epilogue", check_epilogue},   {"weight_only", check_weight_only},
-              {"attention", check_attention}, {"cache", check_cache},
-              {"binary", check_binary},       {"gemm", check_gemm},
-              {"groups", check_groups},       {"experts", check_experts},
-              {"lowbit", check_lowbit},       {"program", check_program},
-              {"doctored", check_doctored},   {"doctored_lowbit", check_doctored_lowbit}};
+} kParts[] = {{"tiles", check_tiles},
+              {"rows", check_rows},
+              {"rotate", check_rotate},
+              {"columns", check_columns},
+              {"epilogue", check_epilogue},
+              {"weight_only", check_weight_only},
+              {"attention", check_attention},
+              {"cache", check_cache},
+              {"binary", check_binary},
+              {"gemm", check_gemm},
+              {"groups", check_groups},
+              {"experts", check_experts},
+              {"convolution", check_convolutions},
+              {"lowbit", check_lowbit},
+              {"program", check_program},
+              {"doctored", check_doctored},
+              {"doctored_lowbit", check_doctored_lowbit}};
 
 void announce() {
   for (Isa isa : compiled_isas()) {
