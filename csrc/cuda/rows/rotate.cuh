@@ -16,7 +16,7 @@ __device__ __forceinline__ bool takes_off(int i, int h) {
 }
 
 template <int kBlock, bool kBack, bool kWhole>
-__device__ __forceinline__ void rotate_stage(int h, int64_t differing, float (&v)[kPiece]) {
+__device__ __forceinline__ void rotate_stage(int h, int differing, float (&v)[kPiece]) {
   const int first = static_cast<int>(threadIdx.x) % (kBlock / kPiece) * kPiece;
   float partner[kPiece];
 #pragma unroll
@@ -41,26 +41,29 @@ __device__ __forceinline__ float inverse_root(int block) {
 // lies in a block of the highest of them, or in one of kBlock where that is smaller. kWhole: all
 // lie in blocks of kBlock.
 template <int kBlock, bool kBack, bool kWhole>
-__device__ __forceinline__ void rotate_piece(int64_t differing, float (&v)[kPiece]) {
+__device__ __forceinline__ void rotate_piece(int differing, float (&v)[kPiece]) {
 #pragma unroll
   for (int h = 1; h < kBlock; h *= 2) {
     rotate_stage<kBlock, kBack, kWhole>(kBack ? kBlock / 2 / h : h, differing, v);
   }
+  if constexpr (kWhole) {
+#pragma unroll
+    for (int i = 0; i < kPiece; ++i) v[i] = v[i] * inverse_root(kBlock);
+    return;
+  }
+  const int power = differing >= 64 ? 64 : differing >= 32 ? 32 : differing >= 16 ? 16 : 8;
+  const int shared = differing < kPiece ? 0 : power < kBlock ? power : kBlock;
 #pragma unroll
   for (int i = 0; i < kPiece; ++i) {
-    int block = kWhole ? kBlock : 1;
-#pragma unroll
-    for (int h = 1; !kWhole && h < kBlock; h *= 2) {
-      if ((differing ^ i) >= 2 * h) block = 2 * h;
-    }
-    v[i] = v[i] * inverse_root(block);
+    const int own = differing ^ i, least = own >= 4 ? 4 : own >= 2 ? 2 : 1;
+    v[i] = v[i] * inverse_root(shared != 0 ? shared : least);
   }
 }
 
 template <int kBlock, bool kBack>
 __device__ __forceinline__ void rotate_piece_of(int64_t k, int64_t columns, float (&v)[kPiece]) {
   if (columns % kBlock == 0) return rotate_piece<kBlock, kBack, true>(0, v);
-  rotate_piece<kBlock, kBack, false>(k ^ columns, v);
+  rotate_piece<kBlock, kBack, false>(static_cast<int>(k ^ columns), v);
 }
 
 __device__ __forceinline__ void scale_piece(const float* factor, int64_t k, int count,
