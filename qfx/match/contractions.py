@@ -14,6 +14,7 @@ from typing import Any
 from torch import fx
 
 from qfx.graph.capture import value
+from qfx.graph.computed import sources_of
 from qfx.graph.views import Step, T, View, constant_behind
 from qfx.host.tensors import statically
 from qfx.match.experts import ExpertRows
@@ -40,6 +41,11 @@ class Operands:
 def is_weight(node: Any) -> bool:
     """Whether the operand is a constant of the model, possibly through views."""
     return isinstance(node, fx.Node) and not isinstance(constant_behind(node), str)
+
+
+def is_known(node: Any) -> bool:
+    """Whether the operand is a weight, or is computed from constants alone."""
+    return is_weight(node) or (isinstance(node, fx.Node) and bool(sources_of(node)))
 
 
 _SWAP: Step = ("transpose", (-1, -2))
@@ -70,8 +76,8 @@ def einsum(node: fx.Node, equation: Any, operands: tuple[Any, ...]) -> Operands 
         operands = tuple(operands[0])
     if len(operands) != 2 or not isinstance(equation, str):
         return f"einsum of {len(operands)} operands, not two"
-    weights = [is_weight(o) for o in operands]
-    if not any(weights) or any(getattr(value(o), "ndim", 2) > 2 for o in operands if is_weight(o)):
+    weights = [is_known(o) for o in operands]
+    if not any(weights) or any(getattr(value(o), "ndim", 2) > 2 for o in operands if is_known(o)):
         batched = einsum_product(node, equation, *operands)
         if not any(weights) or not isinstance(batched, str):
             return batched

@@ -17,7 +17,7 @@ from torch import Tensor
 from tests.fuzz.finish import finish
 from tests.fuzz.grammar import GROUPS, PRODUCTS, WEIGHTS, Op, Product, Weight
 from tests.fuzz.graphs import DTYPES, QUANTIZED, Program, Step, namespace
-from tests.fuzz.held import Holding
+from tests.fuzz.held import SPECTRAL_NORM, WEIGHT_NORM, Holding
 from tests.fuzz.hold import Meaning, add_held
 
 SIZES = (1, 2, 3, 4, 5, 7, 8, 16, 17, 33)
@@ -136,7 +136,7 @@ class Draft:
             name = self._stored(row, shape, dtype)
         literals = dict(zip("NK", shapes[n], strict=False), DTYPE=dtype)
         text = row.text.format(p=f"self.{name}", **literals)
-        self.weights[text] = name if row.constant else None
+        self.weights[text] = name
         return n, text
 
     def _stored(self, row: Weight, shape: Sequence[int], dtype: torch.dtype) -> str:
@@ -262,6 +262,8 @@ class Draft:
     ) -> None:
         dtype = self.evaluate(made or operands[0]).dtype
         weight = None
+        if made and op in (WEIGHT_NORM, SPECTRAL_NORM):
+            self.weights[made] = _held_weight(operands[0])
         if isinstance(op.bound, Product) and op.bound.int8 and dtype in QUANTIZED:
             weight = self.weights.get(operands[1], _held_weight(operands[1]))
         self.steps.append(Step(name, op, text, means, operands, made, dtype, weight))

@@ -167,11 +167,10 @@ PRODUCTS = {
 
 
 class Weight(NamedTuple):
-    """How a tensor [n, k, ...] comes from a stored one; `constant` unless it is computed."""
+    """How a tensor [n, k, ...] comes from a stored one: by a view, or computed from it alone."""
 
     text: str
     stored: Callable[..., tuple[int, ...]] = lambda n, k, *more: (n, k, *more)
-    constant: bool = True
     matrix: bool = False  # has no further axes
 
 
@@ -200,8 +199,8 @@ WEIGHTS = (
     Weight("{p}.unbind(0)[1].mT", lambda n, k: (2, k, n), matrix=True),
     Weight("{p}.view({N}, {K})", lambda n, k: (1, n * k), matrix=True),
     Weight("{p}.squeeze(1)", lambda n, *more: (n, 1, *more), matrix=True),
-    Weight("({p} * 0.75)", constant=False),
-    Weight("torch.cat([{p}, {p}])[{N}:]", constant=False),
+    Weight("({p} * 0.75)"),
+    Weight("torch.cat([{p}, {p}])[{N}:]"),
 )
 
 

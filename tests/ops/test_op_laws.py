@@ -160,6 +160,8 @@ def _on(case: tuple[Row, str]) -> list[Hashable]:
     return [row, (row.w_bits, row.shift, row.rotation, row.axes, isa)]
 
 
+# Their products are PyTorch's, whose BLAS adds up in another order on other threads.
+OF_FLOAT_PRODUCTS = ("lstm_float", "gru_float", "lstm_backward", "gru_backward")
 CASES = covering(list(product(covering(THREADED, reached), _C.isas())), _on)
 
 
@@ -174,6 +176,8 @@ def test_threads_change_nothing(row: Row, isa: str) -> None:
             shared = results(row.op, op, arguments)
         if row.op.endswith("_guarded"):
             _same_but_for_float_rows(shared[0], alone[0], *arguments[:2])
+        elif row.op in OF_FLOAT_PRODUCTS:
+            torch.testing.assert_close(shared, alone, rtol=1e-4, atol=1e-4)
         else:
             assert all(same_bits(s, a) for s, a in zip(shared, alone, strict=True))
 

@@ -204,7 +204,6 @@ LINEAR = {
     "bits": (1, 9),
     "bits of another number": (1, 2**32 + 8),
     "group": (4, 32),
-    "rotation": (5, 64),
     "a rotation": (5, 8),
     "no weights": (6, 0),
     "fewer weights": (6, 1),

@@ -104,8 +104,8 @@ def test_a_graph_of_leaf_modules_is_what_torch_compile_makes_of_it() -> None:
     with torch.no_grad():
         text = _plans_of(lambda: compiled(graph, **ALL)(x), plans)
     report = qfx.explain(graph, x, options=ALL)
-    assert (report.quantized, report.total) == (3, 4) and text.endswith("3 of 4 matmuls in int8")
-    assert [r.module for r in report.rows if r.sqnr_db] == ["point", "fc", "head"]
+    assert (report.quantized, report.total) == (4, 4) and text.endswith("4 of 4 matmuls in int8")
+    assert [r.module for r in report.rows if r.sqnr_db] == ["first", "point", "fc", "head"]
     assert "leaf module" not in str(report) and report.whole.sqnr_db > 20
 
 

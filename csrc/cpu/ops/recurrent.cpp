@@ -135,7 +135,6 @@ Results run(Arguments of, Cell cell) {
   check_cpu_transform(op, of.h, {most, size}, std::nullopt, rotation);
   STD_TORCH_CHECK(of.x.dim() > 0 && of.x.size(of.x.dim() - 1) == gates * size, op, ": x has shape ",
                   shape_of(of.x), ", expected ", gates * size, " columns");
-  const std::vector<int64_t> batch = batch_of(of);
   STD_TORCH_CHECK(of.h.scalar_type() == of.out_dtype, op, ": h is ", dtype_name(of.h.scalar_type()),
                   " and out_dtype ", dtype_name(of.out_dtype), ", expected the same");
   if (of.c.has_value()) {
@@ -143,6 +142,7 @@ Results run(Arguments of, Cell cell) {
     STD_TORCH_CHECK(of.c->size(0) == most, op, ": h has ", most, " rows and c ", of.c->size(0));
   }
   const float* bias = bias_of(op, of.bias, gates * size);
+  const std::vector<int64_t> batch = batch_of(of);  // as long as x, so after all other checks
   const Tensor x = made_contiguous(of.x);
   std::vector<int64_t> shape(of.x.sizes().begin(), of.x.sizes().end());
   shape.back() = size;
