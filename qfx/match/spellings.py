@@ -23,7 +23,7 @@ from qfx.host.operators import GROUPED_MATMULS, UNNAMED_MATMULS, overloads
 from qfx.match.attention import NAMES as ATTENTION_NAMES
 from qfx.match.attention import attention
 from qfx.match.base import Match
-from qfx.match.contractions import Operands, einsum, is_weight, left
+from qfx.match.contractions import Operands, einsum, is_known, is_weight, left
 from qfx.match.convolutions import (
     ATEN_CONVOLUTION_NAMES,
     CONVOLUTION_NAMES,
@@ -65,7 +65,7 @@ def _matmul(node: fx.Node, a: Arguments) -> Operands | Match | str:
         return found
     if any(is_weight(a.get(name)) and _rank(a[name]) > 2 for name in _MM):
         return product(node, a["x"], a["w"], "")  # a matrix for each batch: quantized at each call
-    if is_weight(a.get("x")) and not is_weight(a.get("w")) and isinstance(a["w"], fx.Node):
+    if is_known(a.get("x")) and not is_known(a.get("w")) and isinstance(a["w"], fx.Node):
         return left(node, a["x"], a["w"])
     if is_weight(a["w"]) and (rank := _rank(a["w"])) != 2:
         return f"the weight has {rank} dimensions, not 2"
