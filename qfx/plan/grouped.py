@@ -12,7 +12,7 @@ from qfx.plan.by_cost import by_cost
 from qfx.plan.plan import Entry
 from qfx.values.config import Config
 from qfx.values.limits import why_few_features
-from qfx.values.scheme import Scheme
+from qfx.values.scheme import PER_COLUMN, Scheme
 
 
 def decide_groups(match: GroupedConvolution, config: Config, costs: Costs) -> Entry:
@@ -29,6 +29,7 @@ def why_float_groups(match: GroupedConvolution, scheme: Scheme) -> str | None:
         return "a convolution in groups, which has no gradient in int8"
     if lacking := CONV.lacking(match.device):
         return f"a convolution in groups: {lacking}"
-    if scheme.x is None or scheme.calibrated or not form_of(scheme).gemm:
+    per_column = scheme.w.axes == PER_COLUMN  # which needs a factor of x for each group
+    if scheme.x is None or scheme.calibrated or per_column or not form_of(scheme).gemm:
         return f"a convolution in groups, which {scheme} does not serve"
     return None

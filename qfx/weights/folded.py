@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from qfx.host.tensors import fake_mode_of, is_fake
+from qfx.weights.cache import CACHE
 from qfx.weights.change_detection import Snapshot, snapshot
 
 
@@ -22,9 +23,11 @@ class Fold(NamedTuple):
 
 
 class _Known(NamedTuple):
-    """Tensors that were computed from the weights of one layer. `of`: the first weight."""
+    """Tensors that were computed from the weights of one layer. `of`: the first weight. `epoch`:
+    that of the cache of packed weights, which grows when a user says that weights changed."""
 
     of: weakref.ref[Tensor]
+    epoch: int
     before: Snapshot
     tensors: tuple[Tensor, ...]
 
@@ -49,31 +52,29 @@ class FoldedConstants:
         known = self._known.get(id(first))
         if known is not None and known.of() is not first:
             known = None
-        if known is None or not known.before.unchanged(arguments):
+        current = known is not None and known.epoch == CACHE.epoch
+        if known is None or not current or not known.before.unchanged(arguments):
             known = self._compute(known, arguments)
         return (*arguments, *known.tensors)
 
     def _compute(self, known: _Known | None, arguments: tuple[Any, ...]) -> _Known:
-        first = arguments[self._positions[0]]
+        first, epoch = arguments[self._positions[0]], CACHE.epoch
         now, tensors = snapshot(arguments, self._positions), self._computed(arguments)
         if known is not None and _alike(known.tensors, tensors):
             for old, new in zip(known.tensors, tensors, strict=True):
-                old.copy_(new)
+                if not torch.equal(old, new):  # else its packed form stays
+                    old.copy_(new)
             tensors = known.tensors
         self._known = {k: v for k, v in self._known.items() if v.of() is not None}
-        made = self._known[id(first)] = _Known(weakref.ref(first), now, tensors)
+        made = self._known[id(first)] = _Known(weakref.ref(first), epoch, now, tensors)
         return made
 
     def _computed(self, arguments: Sequence[Any]) -> tuple[Tensor, ...]:
         with torch.no_grad(), torch.inference_mode(False):
             return tuple(
-                fold.compute(*(_detached(arguments[p]) for p in fold.arguments)).contiguous()
+                fold.compute(*(arguments[p].detach() for p in fold.arguments)).contiguous()
                 for fold in self._folds
             )
-
-
-def _detached(tensor: Tensor) -> Tensor:
-    return tensor.detach()
 
 
 def _alike(old: Sequence[Tensor], new: Sequence[Tensor]) -> bool:
@@ -83,6 +84,8 @@ def _alike(old: Sequence[Tensor], new: Sequence[Tensor]) -> bool:
 
 def with_examples(folds: Sequence[Fold], examples: Sequence[Any]) -> list[Any]:
     """Returns example inputs of a graph followed by those of its folds, fake where they are."""
+    if not folds:
+        return list(examples)
     mode = fake_mode_of(examples)
     found = tuple(
         mode.from_tensor(e, static_shapes=True)
@@ -90,7 +93,5 @@ def with_examples(folds: Sequence[Fold], examples: Sequence[Any]) -> list[Any]:
         else e
         for e in examples
     )
-    if not folds:
-        return list(examples)
     made = FoldedConstants(folds).after(found)[len(examples) :]
     return [*examples, *made]

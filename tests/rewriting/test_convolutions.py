@@ -166,6 +166,18 @@ def test_statistics_that_change_are_seen() -> None:
         assert 25 < sqnr(model(x), f(x)) < 70
 
 
+def test_invalidated_sources_are_read_again() -> None:
+    """One element, written behind PyTorch's back where no sample looks."""
+    model, x = Net(parametrizations.weight_norm(nn.Conv1d(C, 64, 3))), torch.randn(2, C, 9)
+    f = compiled(model)
+    with torch.no_grad():
+        f(x)
+        v = model.modules_in_order[0].parametrizations.weight.original1  # type: ignore[index, union-attr]
+        v.detach().numpy().reshape(-1)[3001] = 50.0
+        qfx.invalidate(model)
+        assert 30 < sqnr(model(x), f(x)) < 70
+
+
 def test_layers_with_one_graph_have_weights_of_their_own() -> None:
     """Two models of equal graphs share the compiled function, not the folded weights."""
     x, models = torch.randn(1, C, 5, 5), [Net(conv(), nn.BatchNorm2d(C)) for _ in range(2)]
@@ -210,6 +222,14 @@ def test_groups_are_one_call(name: str) -> None:
 def test_groups_that_stay_float_say_why(module: nn.Module, reason: str) -> None:
     report = qfx.explain(Net(module), torch.randn(1, C, 4, 4), options={"minimum_gain": 0})
     assert [row.reason for row in report.rows] == [reason]
+
+
+def test_groups_have_no_scales_for_columns() -> None:
+    """Each group would need a factor of its own for x."""
+    scheme = qfx.Scheme(w=qfx.QSpec(axes=(0,)))
+    model, x = Net(conv(groups=2)), torch.randn(1, C, 4, 4)
+    report = qfx.explain(model, x, options={"scheme": scheme, "minimum_gain": 0})
+    assert "which" in report.rows[0].reason and report.quantized == 0
 
 
 def test_groups_train_in_float() -> None:
