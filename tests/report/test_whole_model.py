@@ -190,15 +190,19 @@ def test_inputs_that_are_written_to_are_put_back() -> None:
 def test_what_was_packed_for_it_is_forgotten() -> None:
     from qfx.weights.cache import CACHE
 
-    model = Block()
-    before = len(CACHE)
+    def packed() -> set[int]:
+        """Storages of packed weights. Those of other tests may be freed at any time."""
+        len(CACHE)  # forgets the dead
+        return {storage for storage, (_, entries) in CACHE._owners.items() if entries}
+
+    model, before = Block(), packed()
     report = qfx.explain(model, X, options=ALL)
-    assert report.quantized == 7 and len(CACHE) == before
+    assert report.quantized == 7 and packed() <= before
     with torch.no_grad():
         compiled(model)(X)
-    packed = len(CACHE)
+    between = packed()
     qfx.explain(model, X, options=ALL)
-    assert packed > before and len(CACHE) == packed
+    assert not between <= before and packed() <= between
 
 
 def test_guards_count_nothing_of_it() -> None:
