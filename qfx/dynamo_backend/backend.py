@@ -21,8 +21,8 @@ from qfx.dynamo_backend.recompilation import forget, mark_repacked, reporter
 from qfx.graph.capture import clone, targets
 from qfx.graph.faults import is_fault
 from qfx.host.autograd import below_autograd
-from qfx.host.dynamo import aot_eager, before_captures, trace_artifact
-from qfx.host.frame import Surroundings, running_modules, surroundings
+from qfx.host.dynamo import aot_eager, before_captures, capture_recurrent, trace_artifact
+from qfx.host.frame import Surroundings, modules_to_run, surroundings
 from qfx.host.inductor import inductor
 from qfx.host.source_text import released_source_texts
 from qfx.io.digest import own_digest
@@ -32,6 +32,7 @@ from qfx.match.naming import name_nodes
 from qfx.match.per_layer import compile_per_layer
 from qfx.ops import FAKES
 from qfx.pipeline import Context, run_passes
+from qfx.plan import recurrent_capture
 from qfx.plan import unrecognized as unserved
 from qfx.plan.by_cost import tie_to_sizes
 from qfx.plan.plan import Plan
@@ -64,7 +65,6 @@ def qfx(
     """
     config, inner_options = parse_options(options)
     inner = _inner_compiler(config, inner_options, mode)
-    before_captures(_warn_of_recurrent)
     copy, added, here = clone(gm), NewInputs(), surroundings()
     warning_texts: list[str] = []
     try:
@@ -89,22 +89,32 @@ def qfx(
     )
 
 
-def _warn_of_recurrent(backend: Any) -> None:
-    """Warns of recurrent layers in the modules that run, if this backend will not see them."""
-    options = getattr(backend, "kwargs", {}).get("options") or {}
-    named = any(options.get(name) for name in ("skip", "only", "recipe"))
-    if getattr(backend, "compiler_fn", backend) is qfx and not named:
-        text = unserved.outside_graphs(running_modules())
+def _decide_on_recurrent(backend: Any) -> None:
+    """Makes Dynamo capture the recurrent layers of the modules that run if each becomes int8, and
+    warns of those that it leaves out."""
+    if getattr(backend, "compiler_fn", backend) is not qfx:
+        return
+    modules = modules_to_run()
+    layers = recurrent_capture.recurrent_layers(modules)
+    if not layers:
+        return
+    options = getattr(backend, "kwargs", {}).get("options")
+    config = parse_options(options)[0]
+    if recurrent_capture.become_int8(layers, modules, config):
+        capture_recurrent()
+    elif not (config.skip or config.only or config.recipe):
+        text = recurrent_capture.warning_outside(layers)
         if text is not None:
             warnings.warn(text, stacklevel=2)
 
 
-before_captures(_warn_of_recurrent)
+before_captures(_decide_on_recurrent)
 
 
 def _forget() -> None:
     forget()
     unserved.forget()
+    recurrent_capture.forget()
 
 
 qfx.reset = _forget  # type: ignore[attr-defined]  # torch._dynamo.reset() calls it

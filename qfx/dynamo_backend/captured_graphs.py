@@ -19,15 +19,17 @@ from qfx.dynamo_backend.recompilation import mark_repacked
 from qfx.graph.capture import clone, trace
 from qfx.graph.decomposition import open_operators
 from qfx.graph.writes import written_constants
-from qfx.host.dynamo import uncompiled, without_skip_marks
-from qfx.host.frame import Frame, surroundings
+from qfx.host.dynamo import before_captures, capture_recurrent, uncompiled, without_skip_marks
+from qfx.host.frame import Frame, modules_to_run, surroundings
 from qfx.host.source_text import released_source_texts
 from qfx.io.errors import UserError
 from qfx.match.module_smoothing import note_factors, tie_to_modules
 from qfx.match.naming import name_nodes
 from qfx.match.per_layer import capture_per_layer
 from qfx.pipeline import Context, run_passes
+from qfx.plan.recurrent_capture import become_int8, recurrent_layers
 from qfx.rewriting.constants import NewInputs, as_placeholders, drop_unused_inputs
+from qfx.values.config import Config
 from qfx.weights.graph_inputs import with_packed_weights
 from qfx.weights.model_restore import restore_later
 
@@ -105,6 +107,18 @@ def _look(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., An
         tie_to_modules(here)
     capture_per_layer(graph)
     return torch.compiler.disable(_watched(graph, Frame(here.code, here.prefixes())))
+
+
+def _decide_on_recurrent(backend: Any) -> None:
+    """Makes Dynamo capture the recurrent layers that the qfx backend captures."""
+    if getattr(backend, "compiler_fn", backend) is _look:
+        modules = modules_to_run()
+        layers = recurrent_layers(modules)
+        if layers and become_int8(layers, modules, Config()):
+            capture_recurrent()
+
+
+before_captures(_decide_on_recurrent)
 
 
 def _watched(graph: fx.GraphModule, frame: Frame) -> Callable[..., Any]:

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-_FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def lstm_cell(
@@ -90,7 +90,7 @@ def _layers(
     bidirectional: bool,
     batch_first: bool,
 ) -> Any:
-    if torch.is_grad_enabled() or x.device.type != "cpu" or x.dtype not in _FLOATS:
+    if torch.is_grad_enabled() or x.device.type != "cpu" or x.dtype not in FLOATS:
         return NotImplemented
     if any(t.dtype != x.dtype for t in (*states, *params)):
         return NotImplemented

@@ -7,11 +7,14 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from types import CodeType, FrameType
 from typing import Any
 
 import torch
 from torch import nn
+
+_captured_here: ContextVar[bool] = ContextVar("captured_here", default=False)
 
 
 def tie_to_objects(sources: Iterable[Any]) -> None:
@@ -38,9 +41,30 @@ def captures_recurrent() -> bool:
     return bool(config.allow_rnn)
 
 
+def capture_recurrent() -> None:
+    """Makes Dynamo capture nn.LSTM and nn.GRU in the capture that begins, until it ends: a function
+    given to `before_captures` may call it. Captures in other threads are not affected."""
+    from torch._dynamo import config  # a second to import
+    from torch._dynamo.callback import callback_handler
+
+    if not config.allow_rnn:
+        config.allow_rnn = True
+        if _leave_recurrent not in callback_handler.end_callbacks:
+            callback_handler.register_end_callback(_leave_recurrent)
+        _captured_here.set(True)
+
+
+def _leave_recurrent(arguments: Any) -> None:
+    if _captured_here.get():
+        from torch._dynamo import config
+
+        config.allow_rnn = False
+        _captured_here.set(False)
+
+
 def before_captures(function: Callable[[Any], None]) -> None:
     """Calls `function` before Dynamo captures a Python function, with the backend as torch.compile
-    wrapped it; until `torch._dynamo.reset()`. The modules that run are then on the stack."""
+    wrapped it, also after `torch._dynamo.reset()`. The modules that run are then on the stack."""
     from torch._dynamo.callback import callback_handler  # a second to import
 
     def called(arguments: Any) -> None:
@@ -49,9 +73,18 @@ def before_captures(function: Callable[[Any], None]) -> None:
             function(backend)
 
     called.of = function  # type: ignore[attr-defined]
-    known = [getattr(each, "of", None) for each in callback_handler.start_callbacks]
-    if function not in known:
-        callback_handler.register_start_callback(called)
+    if not isinstance(callback_handler.start_callbacks, _Callbacks):
+        callback_handler.start_callbacks = _Callbacks(callback_handler.start_callbacks)
+    callback_handler.register_start_callback(called)
+
+
+class _Callbacks(list[Any]):
+    """Dynamo's callbacks. A reset of Dynamo clears them, except for those of `before_captures`."""
+
+    def clear(self) -> None:
+        kept = [each for each in self if hasattr(each, "of")]
+        super().clear()
+        self.extend(kept)
 
 
 def _backend_that_captures() -> Any:

@@ -113,6 +113,18 @@ def running_modules() -> list[nn.Module]:
     return found[::-1]
 
 
+def modules_to_run() -> list[nn.Module]:
+    """Returns the modules whose methods are on the Python stack, or the module that is compiled if
+    its method is not there yet, as with classes of torch.nn."""
+    from torch._dynamo.eval_frame import OptimizedModule
+
+    if found := running_modules():
+        return found
+    owners = (frame.f_locals.get("self") for frame in _stack())
+    wrapper = next((owner for owner in owners if isinstance(owner, OptimizedModule)), None)
+    return [] if wrapper is None else [wrapper._orig_mod]
+
+
 def place(module: nn.Module, around: Sequence[nn.Module]) -> tuple[nn.Module, str]:
     """Returns the first of the modules `around` that contains `module`, and the path of `module` in
     it. If none does, returns `module` itself and ''."""

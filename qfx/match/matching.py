@@ -31,7 +31,7 @@ from qfx.match.experts import expert_product
 from qfx.match.grouped import GroupedConvolution, grouped_convolution
 from qfx.match.operator_calls import own_call
 from qfx.match.products import product
-from qfx.match.recurrent import PARAMETERS, recurrent_steps
+from qfx.match.recurrent import PARAMETERS, path_of_cell, recurrent_steps
 from qfx.match.refusals import of_operands
 from qfx.match.site import Site
 from qfx.match.spellings import operands, spelling
@@ -143,7 +143,8 @@ def _matmul(
     if isinstance(found, str):
         names = node.meta.get(PARAMETERS, ())
         return Unmatched(node=node, path=path, reason=found, parameters=names)
-    return replace(found, path=path)
+    site = found if isinstance(found, Site) else getattr(found, "site", None)
+    return replace(found, path=path if site is None else path_of_cell(path, site.parameter))
 
 
 def _linear(node: fx.Node, parsed: Operands, prefixes: Mapping[str, str]) -> Match | str:

@@ -3,6 +3,7 @@ the gates."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -24,6 +25,7 @@ from qfx.values.select import left_out
 _LAYER = "a recurrent layer"
 _INSTEAD = "qfx.quantize_(model) makes nn.LSTM and nn.GRU int8 there too"
 PARAMETERS = "qfx_parameters"  # metadata of a recurrent layer: the names of its weights
+_WEIGHT = re.compile(r"weight_([ih]h(?:_l\d+(?:_reverse)?)?)")
 WHOLE = "qfx_whole"  # metadata of a recurrent layer that stays as it is: why
 
 
@@ -76,6 +78,14 @@ def recurrent_steps(
     )  # fmt: skip
 
 
+def path_of_cell(path: str, parameter: str) -> str:
+    """Returns the path of a matmul whose weight is `parameter`, in the module `path`: in a
+    recurrent layer or cell that of its linear in `qfx.nn`, `rnn.ih_l0` for `rnn.weight_ih_l0`."""
+    owner, _, name = parameter.rpartition(".")
+    found = _WEIGHT.fullmatch(name)
+    return f"{path}.{found[1]}".lstrip(".") if found and owner == path else path
+
+
 def why_no_steps(scheme: Scheme) -> str | None:
     """Returns why the steps of a recurrent layer are not int8 in this scheme, or None."""
     x = scheme.x
@@ -83,6 +93,15 @@ def why_no_steps(scheme: Scheme) -> str | None:
         return f"the steps of a recurrent layer, which {scheme} does not serve"
     if x.axes == PER_TENSOR and not x.group:
         return f"{scheme} has one scale for all rows, and rows of a state are independent"
+    return None
+
+
+def why_all_stay(config: Config) -> str | None:
+    """Returns why no recurrent layer becomes int8 under this configuration, or None."""
+    if config.recipe is not None and config.recipe.pinned is not None:
+        return "the pinned plan does not name it"
+    if config.guard is not None:
+        return f"guard={config.guard}: the steps of a recurrent layer have no bound"
     return None
 
 
@@ -113,10 +132,8 @@ def _reasons(
     node.meta[PARAMETERS] = tuple(names)
     if why := left_out(config, [*filter(None, (module_path(node, prefixes), *names))]):
         yield why
-    if config.recipe is not None and config.recipe.pinned is not None:
-        yield "the pinned plan does not name it"
-    if config.guard is not None:
-        yield f"guard={config.guard}: the steps of a recurrent layer have no bound"
+    if why := why_all_stay(config):
+        yield why
     shapes = [value(weight).shape for weight in found if value(weight) is not None]
     states = [int(shape[1]) for shape in shapes if len(shape) == 2][1::2]
     if why := why_no_steps(config.chosen) or why_few_features(min(states, default=None)):

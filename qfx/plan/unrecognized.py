@@ -10,13 +10,12 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from types import CodeType
 from typing import Any
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakKeyDictionary
 
 from torch import Tensor, fx, nn
 from torch.nn.parameter import is_lazy
 
 from qfx.graph.capture import is_constant, roots, value
-from qfx.host.dynamo import captures_recurrent
 from qfx.host.tensors import is_distributed
 from qfx.match.base import Match
 from qfx.match.experts import ExpertProduct
@@ -35,7 +34,6 @@ _PARTED = (
     "by from_pretrained with a QfxConfig and a tp_plan)"
 )
 _WARNED: WeakKeyDictionary[CodeType, set[str]] = WeakKeyDictionary()  # by the code of the frame
-_OUTSIDE: WeakSet[nn.Module] = WeakSet()  # recurrent layers that were warned of
 
 
 def unrecognized_weights(
@@ -143,23 +141,6 @@ def warning_of(
     return f"qfx: {text}"
 
 
-def outside_graphs(modules: Sequence[nn.Module]) -> str | None:
-    """Returns the text of a warning about recurrent layers inside `modules`, which Dynamo leaves
-    out of graphs; None if there are none, if Dynamo captures them, and if the text was already
-    returned for one of these modules."""
-    inside = {id(m): m for top in modules for m in top.modules() if isinstance(m, nn.RNNBase)}
-    new = [module for module in inside.values() if module not in _OUTSIDE]
-    if not new or captures_recurrent():
-        return None
-    _OUTSIDE.update(new)
-    found = sorted({f"nn.{type(module).__name__}" for module in new})
-    return (
-        f"qfx: Dynamo leaves {' and '.join(found)} out of graphs, so that they stay float, and "
-        "often the function that calls them too: qfx.quantize_(model) before torch.compile makes "
-        "nn.LSTM and nn.GRU int8, and graphs contain them"
-    )
-
-
 def _around(modules: Iterable[nn.Module]) -> int:
     tensors: Mapping[int, Any] = {
         id(p): p for m in modules for p in m.parameters() if not is_lazy(p)
@@ -170,4 +151,3 @@ def _around(modules: Iterable[nn.Module]) -> int:
 def forget() -> None:
     """Clears the record of warnings when `torch._dynamo.reset()` is called."""
     _WARNED.clear()
-    _OUTSIDE.clear()

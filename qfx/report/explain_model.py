@@ -208,7 +208,8 @@ def _unseen(model: nn.Module, seen: set[str]) -> Iterator[Row]:
     graphs."""
     plain = uncompiled_module(model)
     everywhere = plain.named_modules(remove_duplicate=False)
-    ran = {id(module) for name, module in everywhere if seen & {name, f"{name}.weight"}}
+    weights = ("weight", "weight_ih", "weight_ih_l0")
+    ran = {id(m) for name, m in everywhere if seen & {name, *(f"{name}.{w}" for w in weights)}}
     for name, module in plain.named_modules():
         if name and id(module) not in ran:
             if isinstance(module, _OWN):

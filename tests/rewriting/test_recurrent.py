@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import copy
+import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, fx, nn
+from torch.nn.utils.parametrizations import weight_norm
 
 import qfx
 from qfx.values.scheme import QSpec, Scheme
@@ -195,13 +197,102 @@ def test_explain_measures_steps() -> None:
     assert "100.0% of the bytes of weights" in str(report)
 
 
-def test_a_warning_names_layers_outside_of_graphs() -> None:
-    class Two(Net):
-        def forward(self, x: Tensor, h: Any = None) -> Any:
-            return self.head(self.rnn(x + 1)[0])
+class Headed(Net):
+    def forward(self, x: Tensor, h: Any = None) -> Any:
+        return self.head(self.rnn(x + 1)[0])
 
-    net, x = Two(nn.LSTM).eval(), torch.randn(6, 3, K)
-    options = {"minimum_gain": 0, "inner": "eager"}
+
+class Around(nn.Module):
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Any:
+        return self.inner(x + 1)
+
+
+class Last(nn.RNN):
+    def __init__(self, size: int) -> None:
+        super().__init__(size, size)
+
+    def forward(self, x: Any) -> Any:  # type: ignore[override]
+        return super().forward(x[0])
+
+
+EAGER = {"minimum_gain": 0, "inner": "eager"}
+CAPTURED: dict[str, tuple[Callable[[], nn.Module], dict[str, Any], bool]] = {
+    "LSTM": (lambda: Headed(nn.LSTM), {}, True),
+    "GRU": (lambda: Headed(nn.GRU, num_layers=2), {}, True),
+    "a bare layer": (lambda: nn.LSTM(K, H), {}, True),
+    "in a Sequential": (lambda: nn.Sequential(nn.Linear(K, K), nn.GRU(K, H)), {}, True),
+    "bfloat16": (lambda: Headed(nn.LSTM).bfloat16(), {}, True),
+    "another module is skipped": (lambda: Headed(nn.LSTM), {"skip": ["head"]}, True),
+    "skipped": (lambda: Headed(nn.LSTM), {"skip": ["rnn"]}, False),
+    "a scheme that it does not serve": (lambda: Headed(nn.LSTM), {"scheme": "w8"}, False),
+    "guarded": (lambda: Headed(nn.LSTM), {"guard": 0.5}, False),
+    "RNN": (lambda: Headed(nn.RNN), {}, False),
+    "float64": (lambda: Headed(nn.LSTM).double(), {}, False),
+    "a computed weight": (lambda: weight_norm(nn.LSTM(K, H), "weight_hh_l0"), {}, False),
+    "another has no operator": (lambda: nn.Sequential(nn.LSTM(K, H), Last(H)), {}, False),
+}
+
+
+@pytest.mark.parametrize("case", CAPTURED)
+@pytest.mark.filterwarnings("ignore:qfx. Dynamo leaves")
+def test_dynamo_captures_layers_that_become_int8(
+    case: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Those of the qfx backend, without gradients; the flag of PyTorch is then as it was."""
+    make, options, captured = CAPTURED[case]
+    model = make().eval()
+    x = torch.randn(6, 3, K, dtype=next(model.parameters()).dtype)
+    compiled = torch.compile(model, backend="qfx", options=EAGER | options)
+    with caplog.at_level(logging.INFO, logger="qfx"), torch.no_grad():
+        for a, b in zip(tensors(compiled(x)), tensors(model(x)), strict=True):
+            assert torch.equal(a, b) is not captured
+    assert ("one operator runs all steps" in caplog.text) is captured
+    assert torch._dynamo.config.allow_rnn is False
+
+
+def test_other_backends_and_gradients_leave_layers_out() -> None:
+    net, x, seen = Headed(nn.LSTM), torch.randn(6, 3, K), list[str]()
+
+    def backend(gm: Any, inputs: Any) -> Any:
+        seen.extend(str(node.target) for node in gm.graph.nodes)
+        return gm.forward
+
+    with torch.no_grad():
+        compiled = torch.compile(net, backend="qfx", options=EAGER)
+        assert not torch.equal(compiled(x), net(x))
+    with pytest.warns(UserWarning, match="become int8 in graphs under torch.no_grad"):
+        found, expected = compiled(x + 1), net(x + 1)
+    assert torch.equal(found, expected)
+    found.sum().backward()
+    torch._dynamo.reset()
+    with torch.no_grad():
+        torch.compile(Around(net), backend=backend)(x)
+    assert seen and not any("lstm" in target for target in seen)
+
+
+def test_matmuls_have_the_names_of_the_linears_of_quantize() -> None:
+    """So a recipe of a float model with recurrent layers serves both ways."""
+    net, x = Headed(nn.GRU, num_layers=2, bidirectional=True).eval(), torch.randn(6, 3, K)
+    net.head = nn.Linear(2 * H, K)
+    recipe = qfx.calibrate(net, [x], ANY, progress=False)
+    names = [f"rnn.ih_l{at}{end}" for at in (0, 1) for end in ("", "_reverse")]
+    assert [site.name for site in recipe.sites] == [*names, "head"]
+    config = {"recipe": recipe, "minimum_gain": 0}
+    int8 = qfx.quantize_(copy.deepcopy(net), config)
+    with torch.no_grad():
+        compiled = torch.compile(net, backend="qfx", options=config | {"inner": "eager"})
+        assert same_bits(compiled(x), int8(x))
+    rows = qfx.explain(net, x, options={"minimum_gain": 0}).rows
+    names += [name.replace("ih", "hh") for name in names]
+    assert {row.module for row in rows} == {*names, "head"}
+
+
+def test_a_warning_names_layers_outside_of_graphs() -> None:
+    net, x, options = Headed(nn.LSTM).eval(), torch.randn(6, 3, K), EAGER
     torch.compile(nn.Linear(K, K), backend="qfx", options=options)(x)  # after a reset
     compiled = torch.compile(net, backend="qfx", options=options)
     with pytest.warns(UserWarning, match="Dynamo leaves nn.LSTM out of graphs") as found:
@@ -210,6 +301,6 @@ def test_a_warning_names_layers_outside_of_graphs() -> None:
     assert sum("Dynamo leaves" in str(w.message) for w in found) == 1
     with warnings.catch_warnings():
         warnings.filterwarnings("error", "qfx: Dynamo leaves")
-        torch.compile(Two(nn.LSTM), backend="eager")(x)
-        torch.compile(Two(nn.LSTM), backend="qfx", options=options | {"skip": ["rnn"]})(x)
+        torch.compile(Headed(nn.LSTM), backend="eager")(x)
+        torch.compile(Headed(nn.LSTM), backend="qfx", options=options | {"skip": ["rnn"]})(x)
         torch.compile(qfx.quantize_(net), backend="qfx", options=options)(x)
