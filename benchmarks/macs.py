@@ -84,6 +84,9 @@ class MacCounter(TorchDispatchMode):
         elif name.startswith("_scaled_dot_product") and "backward" not in name:
             q, k, v = args[:3]
             yield ACTIVATIONS, q.shape[:-1].numel() * k.shape[-2] * (q.shape[-1] + v.shape[-1])
+        elif name in ("lstm_float", "gru_float"):  # what graphs have in place of a layer's steps
+            x, weight = args[:2]
+            yield RECURRENT, x.shape[:2].numel() * weight.numel()
         elif name in _PRODUCTS:
             a, b = (args[place] for place in _PRODUCTS[name])
             if "grouped_mm" in name:

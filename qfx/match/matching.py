@@ -143,7 +143,7 @@ def _matmul(
     if isinstance(found, str):
         names = node.meta.get(PARAMETERS, ())
         return Unmatched(node=node, path=path, reason=found, parameters=names)
-    site = found if isinstance(found, Site) else getattr(found, "site", None)
+    site: Any = found if isinstance(found, Site) else getattr(found, "site", None)
     return replace(found, path=path if site is None else path_of_cell(path, site.parameter))
 
 
