@@ -81,6 +81,27 @@ def training(dtype: torch.dtype, size: int = 512) -> list[float]:
     return [s / size**2 for s in times]
 
 
+def windows(dtype: torch.dtype, size: int = 28, c: int = 32, n: int = 64) -> Iterator[float]:
+    """Measures convolutions of windows of 9 pixels relative to linears whose rows are such windows:
+    in int8 the seconds that are added per pixel of a window, in float the time as a fraction of
+    that of the linear."""
+    x = random(size * size, c, dtype).view(1, size, size, c).permute(0, 3, 1, 2)
+    how = ([3, 3], [1, 1], [1, 1, 1, 1], [1, 1])
+    rows, w = ops.im2col(x, *how).flatten(0, -2).contiguous(), random(n, 9 * c, dtype)
+    image_w = w.view(n, 3, 3, c).permute(0, 3, 1, 2)
+    packed, rest = pack(w, (), Packing(QSpec())).weight, (_ASYMMETRIC_ROWS, "none", dtype)
+    layout = (list(Layout(n)), None)
+    conv, linear, in_int8, rows_in_int8 = fastest(
+        lambda: F.conv2d(x, image_w, None, 1, 1),
+        lambda: F.linear(rows, w),
+        lambda: ops.conv_dynamic(x, packed, *layout, *how, *rest),
+        lambda: ops.linear_dynamic(rows, packed, *layout, *rest),
+        rounds=ROUNDS,
+    )
+    yield max(in_int8 - rows_in_int8, 0.0) / (9 * len(rows))
+    yield conv / linear
+
+
 def columns(m: int, dtype: torch.dtype, k: int = 512, n: int = 4 * BLOCK) -> Iterator[float]:
     """Yields the cost of 0, 1, .. output columns beyond a multiple of BLOCK, for float matmuls of
     `m` rows. The unit is a sixteenth (1 / BLOCK) of the seconds of a whole block."""
@@ -131,4 +152,5 @@ CORRECTIONS = {  # in the order in which they are measured
     "symmetric": Extra(symmetric, 1),
     "rotation": Extra(rotation, 2),
     "turn": Extra(turn, 2),
+    "windows": Extra(windows, 2),
 }

@@ -93,13 +93,16 @@ def _keep(tables: Iterable[Times]) -> None:
 
 def _estimated(find: Find, work: Work) -> Estimate:
     found = KINDS[work.kind].predicted(find(work.kind), work)
-    int8_s = found.int8_s
+    float_s, int8_s = found.float_s, found.int8_s
+    if work.pixels:
+        pixel_s, share = find("int8").numbers["windows"]
+        float_s, int8_s = float_s * share, int8_s + work.m * work.pixels * pixel_s
     if work.rotated:
         turned = "rotation" if work.x else "turn"  # float activations have no other pass
         int8_s += find("int8").over(turned, work.m, work.k)
     if work.outliers:
         int8_s += in_float(find("int8"), work.m, work.outliers, work.n)
-    return Estimate(found.float_s, int8_s)
+    return Estimate(float_s, int8_s)
 
 
 def _packing(table: Times, work: Work) -> float:

@@ -18,7 +18,8 @@ from qfx.values.scheme import QSpec, Scheme
 class Work:
     """One call of a matmul whose time is to be predicted: `batch` matmuls of M x K by K x N, or
     attentions of M queries and N keys with K features. `dtype` is the dtype of the float matmul. A
-    linear has a scheme; `outliers` of its K features are multiplied in float in addition."""
+    linear has a scheme; `outliers` of its K features are multiplied in float in addition. `pixels`:
+    those that are read for a row, if it is a window of an image."""
 
     kind: str
     m: int
@@ -28,13 +29,21 @@ class Work:
     batch: int = 1
     scheme: Scheme | None = None
     outliers: int = 0
+    pixels: int = 0
 
     @classmethod
     def linear(
-        cls, m: int, k: int, n: int, dtype: torch.dtype, scheme: Scheme, outliers: int = 0
+        cls,
+        m: int,
+        k: int,
+        n: int,
+        dtype: torch.dtype,
+        scheme: Scheme,
+        outliers: int = 0,
+        pixels: int = 0,
     ) -> Work:
         kind = form_of(scheme).name
-        return cls(kind, m, k, n, dtype, scheme=scheme, outliers=outliers)
+        return cls(kind, m, k, n, dtype, scheme=scheme, outliers=outliers, pixels=pixels)
 
     @property
     def x(self) -> QSpec | None:

@@ -143,8 +143,8 @@ def _matmul(
     if isinstance(found, str):
         names = node.meta.get(PARAMETERS, ())
         return Unmatched(node=node, path=path, reason=found, parameters=names)
-    site: Any = found if isinstance(found, Site) else getattr(found, "site", None)
-    return replace(found, path=path if site is None else path_of_cell(path, site.parameter))
+    of: Any = found if isinstance(found, Site) else getattr(found, "site", None)
+    return replace(found, path=path if of is None else path_of_cell(path, of.parameter))
 
 
 def _linear(node: fx.Node, parsed: Operands, prefixes: Mapping[str, str]) -> Match | str:

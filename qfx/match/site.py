@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -68,6 +69,14 @@ class Site(Match):
         windows = any(method == "im2col" for method, _ in self.x_view)
         shape = getattr(value(self.x), "shape", None) if windows else None
         return None if shape is None or shape[1] == self.k else shape[1]
+
+    @property
+    def pixels(self) -> int:
+        """How many pixels are read for a row of x, by all groups of channels, if the rows are
+        windows of several pixels; otherwise 0."""
+        shape = getattr(value(self.x), "shape", None)
+        taps = next((math.prod(how[0]) for step, how in self.x_view if step == "im2col"), 1)
+        return 0 if taps == 1 or shape is None or not self.k else taps * taps * shape[1] // self.k
 
     @property
     def float_type(self) -> torch.dtype:

@@ -19,9 +19,6 @@ from qfx.plan.plan import Entry, Plan
 from qfx.values.config import Config
 from qfx.values.scheme import Scheme
 
-FEWEST_CHANNELS = 32  # of windows that are quantized pixel by pixel
-_FEW_CHANNELS = f"below {FEWEST_CHANNELS}, reading them takes longer than int8 saves"
-
 
 def by_cost(site: Site, config: Config, costs: Costs) -> Entry:
     """Returns the decision on a matmul with a weight: the scheme of the configuration, or the
@@ -42,8 +39,6 @@ def by_cost(site: Site, config: Config, costs: Costs) -> Entry:
         return Entry(site, scheme, "int8; its gain was not predicted")
     if config.minimum_gain == 0:  # nothing is measured that has no effect on the decision
         return Entry(site, scheme, "int8 whatever it gains: minimum_gain=0")
-    if site.channels is not None and site.channels < FEWEST_CHANNELS:
-        return Entry(site, None, f"windows of {site.channels} channels: {_FEW_CHANNELS}")
     where, only = _where(site, config, cost, scheme)
     if m is None:
         return _by_range(site, config, scheme, where, only)
@@ -69,7 +64,7 @@ def _estimate(site: Site, m: int, dtype: torch.dtype, scheme: Scheme, cost: Cost
     """Returns the predicted seconds of a matmul with `m` rows in float and in int8, including the
     packing of the weight if every call packs it. Zero rows count as one."""
     assert site.k is not None and site.n is not None
-    work = Work.linear(max(m, 1), site.k, site.n, dtype, scheme)
+    work = Work.linear(max(m, 1), site.k, site.n, dtype, scheme, pixels=site.pixels)
     found, more = cost.estimate(work), 0.0
     if site.weight_trains:
         more = cost.training(work)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -17,7 +19,7 @@ from qfx.plan.plan import Plan
 from qfx.plan.policy import decide
 from qfx.values.config import PRESETS, parse_options
 from qfx.values.select import check_names, fits
-from tests.lib.costs import Prices
+from tests.lib.costs import FIXED_COSTS, Prices
 from tests.lib.models import FEATURES, Block
 
 
@@ -266,16 +268,35 @@ def test_names_of_an_unscripted_module() -> None:
     assert found == ["stack.0.0", "stack.0.1"]
 
 
-@pytest.mark.parametrize(("channels", "int8"), [(31, False), (32, True)])
-def test_windows_of_few_channels_stay_float(channels: int, int8: bool) -> None:
-    """The cost model predicts linears, which read no windows; patches are views, and no windows."""
-    conv = nn.Conv2d(channels, 64, 3, padding=1)
-    gm = qfx.trace(conv, torch.randn(1, channels, 8, 8))
-    (entry,) = decide(match(gm), qfx.Config(), Prices(2.0)).entries
-    assert (entry.scheme is not None) == int8, entry.reason
-    assert int8 or "windows of 31 channels: below 32" in entry.reason
-    (entry,) = decide(match(gm), qfx.Config(minimum_gain=0), Prices(2.0)).entries
-    assert entry.scheme is not None
-    patches = qfx.trace(nn.Conv2d(3, 64, 4, stride=4), torch.randn(1, 3, 8, 8))
-    (entry,) = decide(match(patches), qfx.Config(), Prices(2.0)).entries
-    assert entry.scheme is not None
+@pytest.mark.parametrize(
+    ("conv", "pixels"),
+    [
+        (nn.Conv2d(16, 64, 3, padding=1), 9),
+        (nn.Conv1d(16, 64, 5), 5),
+        (nn.Conv2d(64, 64, 3, groups=4), 4 * 9),  # each group reads its channels of a pixel
+        (nn.Conv2d(16, 64, 1), 0),
+        (nn.Conv2d(16, 64, 4, stride=4), 0),  # patches are views
+    ],
+    ids=str,
+)
+def test_reading_windows_costs_time_for_each_pixel(conv: Any, pixels: int) -> None:
+    x = torch.randn(1, conv.in_channels, *(16,) * (conv.weight.dim() - 2))
+    (found,) = match(qfx.trace(conv, x))
+    site = getattr(found, "site", found)
+    assert site.pixels == pixels
+    cost, scheme = FIXED_COSTS.cpu, qfx.Scheme(x=qfx.QSpec(symmetric=False))
+    assert cost is not None
+    plain, read = (
+        cost.estimate(Work.linear(100, site.k, 64, torch.float32, scheme, pixels=p))
+        for p in (0, pixels)
+    )
+    assert math.isclose(read.int8_s - plain.int8_s, 100 * pixels * 5e-9, abs_tol=1e-12)
+    assert math.isclose(read.float_s, plain.float_s * (0.75 if pixels else 1))
+
+
+def test_windows_of_few_channels_stay_float() -> None:
+    """With times for which other windows become int8."""
+    for channels, int8 in ((2, False), (64, True)):
+        gm = qfx.trace(nn.Conv2d(channels, 64, 3, padding=1), torch.randn(1, channels, 32, 32))
+        (entry,) = decide(match(gm), qfx.Config(), FIXED_COSTS.cpu).entries
+        assert (entry.scheme is not None) == int8, entry.reason
