@@ -22,6 +22,7 @@ from benchmarks.census_models import FIELDS, build
 from benchmarks.fresh import FailedError, call
 from benchmarks.macs import (
     ACTIVATIONS,
+    RECURRENT,
     MacCounter,
     Macs,
     by_weight,
@@ -60,6 +61,8 @@ class Captured(fx.Interpreter):
         with counting(self.census.counter) as found:
             result = super().run_node(n)
         self.census.seen.update(found)
+        if n in self.decided[0] and _is_recurrent(self.decided[0][n]):  # as in the float forward
+            found = Counter({RECURRENT: found.total()})
         for int8, entries in zip(self.census.int8, self.decided, strict=True):
             if n in entries and entries[n].token != FLOAT:
                 int8.update(found)
@@ -67,6 +70,12 @@ class Captured(fx.Interpreter):
         if (count := by_weight(found)) and (first is None or first.token == FLOAT):
             self.census.reasons[_reason(first)] += count
         return result
+
+
+def _is_recurrent(entry: Any) -> bool:
+    """Whether a matmul is one of the two of a recurrent layer or cell."""
+    match = getattr(entry.match, "site", entry.match)
+    return bool(re.search(r"\bweight_[ih]h", getattr(match, "parameter", "")))
 
 
 def _reason(entry: Any) -> str:

@@ -190,6 +190,12 @@ def test_shares_are_those_of_the_plan() -> None:
     assert share(row, "gain 0") == linear / (linear + conv + lstm)
 
 
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+def test_captured_layers_count_as_in_float(kind: type[nn.RNNBase]) -> None:
+    row = counted(Only(kind(64, 32, 2)).eval(), {"x": torch.randn(5, 3, 64)})
+    assert row["macs"] == row["gain 0"] and {*row["macs"]} == {RECURRENT}
+
+
 def test_ten_fields_have_five_models_each() -> None:
     assert len(FIELDS) == 10 and all(len(models) >= 5 for models in FIELDS.values())
     assert len(TABLE) == sum(map(len, FIELDS.values()))  # a name means one model
