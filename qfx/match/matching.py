@@ -151,15 +151,21 @@ def _linear(node: fx.Node, parsed: Operands, prefixes: Mapping[str, str]) -> Mat
     """Returns a `Site` if the right operand is a constant, otherwise a `Product`, or the reason why
     the node is neither."""
     found = constant_behind(parsed.right)
-    if isinstance(found, str) and (sources := sources_of(parsed.right)):
-        return _of_computed(node, parsed, sources, prefixes)
+    plain = parsed.w_view == (T,)
     if isinstance(found, str):
-        plain = parsed.w_view == (T,)
+        stacked = plain and _is_stack(parsed.right)
+        if not stacked and (sources := sources_of(parsed.right)):
+            return _of_computed(node, parsed, sources, prefixes)
         return product(node, parsed.x, parsed.right, "", added=parsed.bias) if plain else found
     weight, view = found
     first, *others = (parameter_name(root, prefixes) for root in roots(weight))
     view = then(_cut(node, parsed.right), *view, *parsed.w_view)
     return _site(node, parsed, weight, view, first, tuple(others), prefixes)
+
+
+def _is_stack(node: fx.Node) -> bool:
+    """Whether a value has more than two dimensions, so that it is multiplied matrix by matrix."""
+    return getattr(value(node), "ndim", 2) > 2
 
 
 def _of_computed(

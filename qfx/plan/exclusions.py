@@ -4,7 +4,7 @@ recipe."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 
 from torch import fx
 
@@ -28,6 +28,7 @@ _LINEAR = """
 _MOST_EXPERTS = 1024
 _ADDS = {"add", "iadd"}
 _STEPS = 6  # from a sine to the sum with its argument: a power, a division, casts
+_TURNS = "its output is an angle of {}, which turns an absolute error into one of phase"
 _KEEPING_ORDER = {"softmax", "sigmoid", "softplus", "sqrt"}
 _PASSED = frozenset(_LINEAR.split())  # pointwise linear operations, and copies
 
@@ -103,50 +104,39 @@ def _why_angle(match: Match) -> str | None:
     angle: its own error is as large."""
     if isinstance(match, Site) and match.activation != "none":
         return None
-    periodic = next(_periodic_users(match.out), None)
-    if periodic is None or _is_added_to(match.out):
-        return None
-    return f"its output is an angle of {periodic}, which turns an absolute error into one of phase"
-
-
-def _is_added_to(node: fx.Node) -> bool:
-    """Whether the node is added to something that is computed from its own sine: `x + sin(a x)^2 /
-    a`."""
-    for user in node.users:
-        if _name(user) in _ADDS:
-            others = [n for n in user.all_input_nodes if n is not node]
-            if any(_is_of_sine(other, node) for other in others):
-                return True
-    return False
-
-
-def _is_of_sine(found: fx.Node, node: fx.Node) -> bool:
-    """Whether `found` is computed, in a few steps, from a periodic function of `node`."""
-    layer = {found}
-    for _ in range(_STEPS):
-        if any(_name(n) in _PERIODIC and _reads(n, node) for n in layer):
-            return True
-        layer = {source for n in layer for source in n.all_input_nodes}
-    return False
-
-
-def _reads(user: fx.Node, node: fx.Node) -> bool:
-    return any(n is node or node in n.all_input_nodes for n in user.all_input_nodes)
-
-
-def _periodic_users(node: fx.Node) -> Iterator[str]:
-    """Yields the names of the periodic functions of the node, or of values computed from it by
-    linear pointwise operations and copies."""
-    pending, seen = [node], {node}
-    while pending:
-        node = pending.pop()
+    angles = _computed_linearly(match.out)
+    for node in angles:
         for user in node.users:
             name = _name(user)
-            if name in _PERIODIC or (name == "polar" and _angle_of_polar(user) is node):
-                yield name
-            elif name in _PASSED and user not in seen:
-                seen.add(user)
+            if name == "polar" and _angle_of_polar(user) is node:
+                return _TURNS.format(name)
+            if name in _PERIODIC and not _is_added_to(user, angles):
+                return _TURNS.format(name)
+    return None
+
+
+def _computed_linearly(node: fx.Node) -> dict[fx.Node, None]:
+    """Returns the node, and the values computed from it by linear pointwise operations and
+    copies."""
+    found, pending = {node: None}, [node]
+    while pending:
+        for user in pending.pop().users:
+            if _name(user) in _PASSED and user not in found:
+                found[user] = None
                 pending.append(user)
+    return found
+
+
+def _is_added_to(periodic: fx.Node, angles: Container[fx.Node]) -> bool:
+    """Whether what is computed from a periodic function, in a few steps, is added to one of
+    `angles`: `x + sin(a x)^2 / a`."""
+    layer = {periodic}
+    for _ in range(_STEPS):
+        layer = {user for node in layer for user in node.users}
+        adds = [node for node in layer if _name(node) in _ADDS]
+        if any(other in angles for node in adds for other in node.all_input_nodes):
+            return True
+    return False
 
 
 def _name(node: fx.Node) -> str:

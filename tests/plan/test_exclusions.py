@@ -52,6 +52,7 @@ ANGLES: dict[str, Callable[[Tensor], Any]] = {
     "shifted and reduced": lambda y: ((y + 1) / 3 % (2 * math.pi)).cos(),
     "aten": lambda y: torch.ops.aten.sin.default(torch.ops.aten.mul.Tensor(y, 3.0)),
     "polar": lambda y: torch.polar(torch.ones(2, 5, N), y),
+    "its sine is added to another value": lambda y: y.relu() + (2 * y).sin(),
 }
 NO_ANGLES: dict[str, Callable[[Tensor], Any]] = {
     "nothing": lambda y: y,
@@ -60,7 +61,14 @@ NO_ANGLES: dict[str, Callable[[Tensor], Any]] = {
     "a norm": lambda y: nn.functional.layer_norm(y, (N,)).cos(),
     "the length of polar": lambda y: torch.polar(y, torch.ones(2, 5, N)),
     "after another matmul": lambda y: (y @ torch.ones(N, N)).sin(),
+    "added to its sine": lambda y: y + torch.sin(3 * y) ** 2 / 3,
+    "reshaped and added to its sine": lambda y: _snake(y.reshape(2, -1)),
+    "added to another value, then to its sine": lambda y: _snake(y + torch.ones(N)).tanh(),
 }
+
+
+def _snake(y: Tensor) -> Tensor:
+    return y + 0.5 * torch.sin(2 * y).pow(2)
 
 
 @pytest.mark.parametrize("name", ANGLES)

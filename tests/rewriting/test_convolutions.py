@@ -153,6 +153,25 @@ def test_computed_weights_are_packed_once(name: str) -> None:
     assert (report.quantized, report.total) == (1, 1), report
 
 
+@pytest.mark.parametrize("shape", [(1, 6, C), (4, 6, C), (1, 4, 6, C)], ids=str)
+def test_stacks_of_computed_weights_are_products_of_two_activations(shape: tuple[int, ...]) -> None:
+    """As relative positions of attention have them: they are multiplied matrix by matrix."""
+
+    class Relative(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Parameter(torch.randn(shape))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x @ F.pad(self.table, (0, 0, 1, 1)).transpose(-2, -1)
+
+    model, x = Relative(), torch.randn(4, 8, C)
+    with torch.no_grad():
+        gm, plan = qfx.rewrite(qfx.trace(model, x), qfx.Config(minimum_gain=0))
+        assert sqnr(model(x), gm(x)) > 25
+    assert len(plan.entries) == 1
+
+
 def test_statistics_that_change_are_seen() -> None:
     model, x = Net(conv(), nn.BatchNorm2d(C)), torch.randn(1, C, 5, 5)
     f, norm = compiled(model), next(m for m in model.modules() if isinstance(m, nn.BatchNorm2d))
