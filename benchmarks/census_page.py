@@ -23,34 +23,7 @@ FIELD_BAR = 0.8
 SMALLEST = 0.0005  # parts that are printed as 0.0 % are left out
 
 # Why a field is below the bar: the page needs a sentence for each such field, and for no other.
-_WINDOWS = "Convolutions have an int8 form only if their windows do not overlap"
-_CAPTURE = (
-    "PyTorch captures no nn.LSTM or nn.GRU and not the function that calls it, so linears beside "
-    "it stay float, too"
-)
-NOTES = {
-    "convolutional vision": (
-        f"{_WINDOWS}: kernel size 1 and patches. These are most of mobile networks, ResNeXt and "
-        "ConvNeXt, half of ResNet-50, and almost nothing of VGG and of networks for videos."
-    ),
-    "detection and segmentation": (
-        f"{_WINDOWS}: kernel size 1 and patches. Detectors and U-Nets consist of kernels of 3x3; "
-        "models that are transformers are int8."
-    ),
-    "diffusion and image decoders": (
-        f"{_WINDOWS}. Decoders consist of kernels of 3x3 and of transposed convolutions, and a "
-        "diffusion network is int8 as far as it is a transformer."
-    ),
-    "speech recognition": (
-        f"{_WINDOWS}. The 1-D convolutions that read the sound multiply more than the layers of "
-        f"these short transformers; real models have more of these layers. {_CAPTURE}."
-    ),
-    "speech synthesis and codecs": (
-        f"{_WINDOWS}. Vocoders and codecs consist of 1-D and transposed convolutions, many with a "
-        "weight that weight norm computes in each forward pass."
-    ),
-    "OCR and recurrent networks": f"{_CAPTURE}. {_WINDOWS}.",
-}
+NOTES: dict[str, str] = {}
 
 
 def read(folder: Path = RESULTS) -> list[Row]:
