@@ -112,3 +112,9 @@ def made_from(found: Any, module: Replaced, kind: StoredKind) -> Stored:
         return Conv.from_state(module, found)
     assert issubclass(kind, StoredModule)
     return kind.from_state(as_linear(module), found)
+
+
+def quantized_as(kind: type[StoredModule], module: nn.Module) -> nn.Module:
+    """Returns the module of this class that replaces a float linear or embedding; of a convolution,
+    a `Conv`."""
+    return Conv.from_float(module) if is_convolution(module) else kind.from_float(module)  # type: ignore[arg-type]

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 
 from qfx.files.expert_blocks import blocks_of, experts_from, products_in, renamed
 from qfx.files.model_state import derived_buffers, ties
-from qfx.files.replaced import Replaced, kind_in, linear_names, replaced
+from qfx.files.replaced import Replaced, kind_in, linear_names, quantized_as, replaced
 from qfx.files.tensor_file import TensorEntry
 from qfx.io.errors import UserError, printable
 from qfx.nn.linear import Linear
@@ -91,7 +92,8 @@ def fitted(
     modules = {n: m for n, m in taken.items() if isinstance(m, nn.Module)}
     for kind in STORED:
         of_kind = {name: linear for name, linear in modules.items() if kinds[name] is kind}
-        refuse(Selection("load", skeleton, {}, of_kind, {}, {}), kind.from_float, instead="")
+        make = partial(quantized_as, kind)
+        refuse(Selection("load", skeleton, {}, of_kind, {}, {}), make, instead="")
     refuse(Selection("load", skeleton, blocks, blocks, {}, {}), Linear.from_float, instead="")
     _check_names(state, stored, kinds, derived, at)
     _check_kinds(state, stored, taken, at)

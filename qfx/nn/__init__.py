@@ -11,6 +11,7 @@ from qfx.nn.embedding import Embedding
 from qfx.nn.experts import Experts
 from qfx.nn.linear import Linear
 from qfx.nn.lsq import LSQLinear
+from qfx.nn.lsq_conv import LSQConv
 from qfx.nn.qat import prepare_binary, prepare_qat
 from qfx.nn.quantize_model import quantize_
 from qfx.nn.recurrent import GRU, LSTM, GRUCell, LSTMCell
@@ -24,6 +25,7 @@ __all__ = [
     "Embedding",
     "Experts",
     "GRUCell",
+    "LSQConv",
     "LSQLinear",
     "LSTMCell",
     "Linear",

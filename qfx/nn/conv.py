@@ -16,25 +16,20 @@ from qfx.nn.bias_warning import watch
 from qfx.nn.conv_like import (
     ConvSettings,
     ConvViews,
-    is_convolution,
     kernels_of,
+    known_views,
     matrix_of,
     sized,
-    views_of,
-    why_no_windows,
 )
+from qfx.nn.conv_like import setting as _setting
 from qfx.nn.frozen_conv import convolution, of_windows, rows_of
 from qfx.nn.frozen_state import FrozenState
-from qfx.nn.hook_transfer import computed_weights
+from qfx.nn.hook_transfer import check_convolution
 from qfx.nn.linear_weight import LinearWeight, as_leaf, named_scheme
 from qfx.nn.quantized_weight import QuantizedWeight
 from qfx.nn.weight_parts import weight_of
 from qfx.values.scheme import Scheme
 from qfx.values.site_recipe import SiteRecipe
-
-
-def _setting(name: str) -> Any:
-    return property(lambda conv: getattr(conv.settings, name), doc="As of the float convolution.")
 
 
 class Conv(LinearWeight):
@@ -65,7 +60,7 @@ class Conv(LinearWeight):
         """Uses the settings and the bias of `conv`. `weight` [N, K]: its kernels, quantized."""
         super().__init__()
         self.settings = ConvSettings.of(conv)
-        self.views = _views(self.settings)
+        self.views = known_views(self.settings)
         self.out_features, self.in_features = weight.shape
         self.weight = as_parameter(weight)
         self.register_parameter("bias", conv.bias)  # type: ignore[arg-type]
@@ -81,13 +76,10 @@ class Conv(LinearWeight):
         `scheme`: as for `qfx.nn.Linear.from_float`. Raises ValueError for grouped convolutions, for
         those that are no linear of windows, and in the cases in which that function does.
         """
-        if not is_convolution(conv):
-            raise ValueError(f"Conv: {type(conv).__name__} is no convolution of torch.nn")
-        for why in filter(None, (*computed_weights(conv), why_no_windows(conv))):
-            raise ValueError(f"Conv: the convolution cannot be taken over, {why}")
+        check_convolution(conv, "Conv")
         weight: Any = conv.weight
         settings = ConvSettings.of(conv)
-        views = _views(settings)
+        views = known_views(settings)
         matrix = matrix_of(weight.detach(), views)
         several = views.windows.x[0][0] == "im2col" and matrix.shape[1] != settings.in_channels
         channels = settings.in_channels if several else None
@@ -99,7 +91,7 @@ class Conv(LinearWeight):
         settings = ConvSettings.of(conv)
         weight: Any = conv.weight
         like = torch.empty(settings.weight_shape, dtype=weight.dtype, device="meta")
-        n, k = matrix_of(like, _views(settings)).shape
+        n, k = matrix_of(like, known_views(settings)).shape
         tensors = {name: tensor.detach() for name, tensor in found.tensors.items()}
         return cls(conv, weight_of(found._replace(tensors=tensors), n, k, weight.dtype))
 
@@ -122,7 +114,7 @@ class Conv(LinearWeight):
             return as_leaf(self, input)  # type: ignore[no-any-return]
         views = self.views
         if output_size is not None:
-            views = _views(sized(self.settings, input, output_size))
+            views = known_views(sized(self.settings, input, output_size))
         return of_windows(input, self.settings, views, partial(self._product, views=views))
 
     def _product(self, x: Tensor, views: ConvViews) -> Tensor:
@@ -142,19 +134,7 @@ class Conv(LinearWeight):
         return matrix_of(weight, self.views)
 
     def extra_repr(self) -> str:
-        s, weight = self.settings, self._codes_here()
-        parts = [f"{s.in_channels}, {s.out_channels}, kernel_size={s.kernel_size}"]
-        parts += [f"stride={s.stride}, padding={s.padding!r}"]
-        parts += [f"dilation={s.dilation}"] if any(d != 1 for d in s.dilation) else []
-        parts += [f"padding_mode={s.padding_mode}"] if s.padding_mode != "zeros" else []
-        if s.transposed:
-            parts += [f"transposed=True, output_padding={s.output_padding}"]
+        weight, parts = self._codes_here(), [str(self.settings)]
         parts += [] if self.bias is not None else ["bias=False"]
         parts += [f"scheme={weight.scheme}"] if weight is not None else []
         return ", ".join(parts)
-
-
-def _views(settings: ConvSettings) -> ConvViews:
-    views = views_of(settings)
-    assert isinstance(views, ConvViews), views
-    return views

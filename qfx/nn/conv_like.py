@@ -75,6 +75,20 @@ class ConvSettings(NamedTuple):
         channels = (self.out_channels, self.in_channels)
         return (*(channels[::-1] if self.transposed else channels), *self.kernel_size)
 
+    def __str__(self) -> str:
+        parts = [f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}"]
+        parts += [f"stride={self.stride}, padding={self.padding!r}"]
+        parts += [f"dilation={self.dilation}"] if any(d != 1 for d in self.dilation) else []
+        parts += [f"padding_mode={self.padding_mode}"] if self.padding_mode != "zeros" else []
+        if self.transposed:
+            parts += [f"transposed=True, output_padding={self.output_padding}"]
+        return ", ".join(parts)
+
+
+def setting(name: str) -> Any:
+    """Returns a property that reads one of the `settings` of a module."""
+    return property(lambda conv: getattr(conv.settings, name), doc="As of the float convolution.")
+
 
 def float_convolution(
     x: Tensor, weight: Tensor, bias: Tensor | None, settings: ConvSettings
@@ -139,16 +153,23 @@ def views_of(settings: ConvSettings) -> ConvViews | str:
     return ConvViews(border, window, views)
 
 
+def known_views(settings: ConvSettings) -> ConvViews:
+    """Returns the views of a convolution that is a linear of windows."""
+    views = views_of(settings)
+    assert isinstance(views, ConvViews), views
+    return views
+
+
 def why_no_windows(conv: Any) -> str:
     """Returns why a convolution of torch.nn stays float; '' if `qfx.nn.Conv` can replace it. Reads
     its settings and not its values."""
     if conv.groups != 1:
         return _why_groups(conv)
-    views = _known_views(conv)
+    views = _views_of_module(conv)
     return views if isinstance(views, str) else ""
 
 
-def _known_views(conv: Any) -> ConvViews | str | None:
+def _views_of_module(conv: Any) -> ConvViews | str | None:
     """Returns the views of a convolution, or the reason why there are none; None if its weight is
     not there, has another number of dimensions, or is of a type that int8 does not support."""
     weight = conv._parameters.get("weight")
@@ -169,7 +190,7 @@ def _why_groups(conv: Any) -> str:
 def conv_sizes(conv: Any) -> tuple[int, int]:
     """Returns K and N of the linear of the windows of a convolution of torch.nn. One that is no
     such linear has those of its kernels."""
-    views = _known_views(conv) if conv.groups == 1 else None
+    views = _views_of_module(conv) if conv.groups == 1 else None
     if not isinstance(views, ConvViews):
         return conv.in_channels // conv.groups * math.prod(conv.kernel_size), conv.out_channels
     n, k = matrix_of(conv.weight.to("meta"), views).shape

@@ -12,13 +12,17 @@ from torch.nn.utils import parametrize
 
 from qfx.host.tensors import has_values
 from qfx.nn.binary import BinaryLinear, binary_packed
+from qfx.nn.conv import Conv
+from qfx.nn.conv_like import matrix_of
 from qfx.nn.frozen_state import FrozenState
 from qfx.nn.hook_transfer import parametrized
+from qfx.nn.learned_steps import LearnedSteps
 from qfx.nn.linear import Linear
 from qfx.nn.lsq import LSQLinear
+from qfx.nn.lsq_conv import LSQConv
 from qfx.nn.qat_state import TrainedState
 from qfx.nn.replace import replace
-from qfx.nn.selection import Selection, check_unsharded, refuse
+from qfx.nn.selection import Selection, blank_module, check_unsharded, refuse
 from qfx.nn.sign_linear import SignLinear
 from qfx.nn.stored_modules import notify_listeners
 from qfx.nn.weight_faults import unserved_bias, unserved_weight
@@ -32,8 +36,9 @@ def convert(model: nn.Module) -> nn.Module:
     """Replaces the modules of `prepare_qat` and `prepare_binary` in place by modules to be served,
     and returns the model.
 
-    An `LSQLinear` becomes a `qfx.nn.Linear` of the same scheme: int8 codes from its learned step,
-    packed once, and the learned step of activations as a static scale. A `BinaryLinear` becomes a
+    An `LSQLinear` becomes a `qfx.nn.Linear` of the same scheme, and an `LSQConv` a `qfx.nn.Conv`:
+    int8 codes from its learned step, packed once, and the learned step of activations as a static
+    scale. A `BinaryLinear` becomes a
     `qfx.nn.SignLinear`. Outputs equal those of the eval mode bit for bit (Q12).
 
         model = qfx.convert(qfx.prepare_qat(model))  # with training in between
@@ -70,10 +75,10 @@ def _check_inside(trained: dict[str, Any], modules: dict[str, nn.Module]) -> Non
             f"convert: the model is a {type(trained['']).__name__} itself, which cannot be "
             "replaced: put it into a model first, nn.Sequential(module)"
         )
-    if not trained and not any(isinstance(m, Linear | SignLinear) for m in modules.values()):
+    if not trained and not any(isinstance(m, Linear | Conv | SignLinear) for m in modules.values()):
         raise ValueError(
-            "convert: the model has no LSQLinear and no BinaryLinear inside it: prepare_qat and "
-            "prepare_binary make them, to be trained; a float model becomes int8 by quantize_"
+            "convert: the model has no LSQLinear, LSQConv or BinaryLinear inside it: prepare_qat "
+            "and prepare_binary make them, to be trained; a float model becomes int8 by quantize_"
         )
 
 
@@ -87,7 +92,7 @@ def _not_converted(module: TrainedState) -> str:
     return unserved_weight(weight) or unserved_bias(module._parameters.get("bias"), weight)
 
 
-def _faults(module: LSQLinear | BinaryLinear) -> Iterator[str]:
+def _faults(module: TrainedState) -> Iterator[str]:
     """Yields a message for each step, weight or shift that is NaN or infinite."""
     for name in module.steps:
         step = getattr(module, name)
@@ -106,18 +111,28 @@ def _faults(module: LSQLinear | BinaryLinear) -> Iterator[str]:
             yield f"its {name} holds NaN or infinity: training has diverged"
 
 
-@torch.no_grad()
 def _of_lsq(module: LSQLinear) -> Linear:
     """Returns the int8 linear with the learned codes, scales and shift. (Q12)"""
+    like: Any = module
+    return Linear.from_state(like, _learned(module, module.weight))
+
+
+def _of_lsq_conv(module: LSQConv) -> Conv:
+    """Returns the int8 convolution with the learned codes and scales. (Q12)"""
+    return Conv.from_state(module, _learned(module, matrix_of(module.weight, module.views)))
+
+
+@torch.no_grad()
+def _learned(module: LearnedSteps, matrix: Tensor) -> FrozenState:
+    """Returns the codes of the weight, as a matrix [N, K], and the scales that were learned."""
     scheme, x_step = module.scheme, module.x_log_step
-    codes, scale, _ = ops.quantize(module.weight, code_of(scheme.w), _step(module.w_log_step))
+    codes, scale, _ = ops.quantize(matrix, code_of(scheme.w), _step(module.w_log_step))
     tensors = {"codes": codes, "scale": scale.reshape(-1)} | _shift(module)
     if x_step is not None:
         assert scheme.x is not None
         scheme = changed(scheme, x=changed(scheme.x, static=True))
         tensors["x_scale"] = _step(x_step)
-    like: Any = module
-    return Linear.from_state(like, FrozenState(scheme, tensors))
+    return FrozenState(scheme, tensors)
 
 
 @torch.no_grad()
@@ -135,13 +150,13 @@ def _step(log_step: Tensor) -> Tensor:
     return log_step.float().exp().clamp_min(SMALLEST_SCALE)
 
 
-def _shift(module: LSQLinear | BinaryLinear) -> dict[str, Tensor]:
+def _shift(module: LearnedSteps | BinaryLinear) -> dict[str, Tensor]:
     return {} if module.shift is None else {"shift": module.shift.detach().float().clone()}
 
 
 class _Deployed(NamedTuple):
     """Two functions for one class of trained modules: `made` converts such a module, `blank`
-    creates a module of the resulting class from a float linear."""
+    creates a module of the resulting class, from a float linear if it is a linear."""
 
     made: Callable[[Any], nn.Module]
     blank: Callable[[nn.Linear], nn.Module]
@@ -149,5 +164,6 @@ class _Deployed(NamedTuple):
 
 _DEPLOYED: dict[Any, _Deployed] = {
     LSQLinear: _Deployed(_of_lsq, Linear.from_float),
+    LSQConv: _Deployed(_of_lsq_conv, lambda linear: Conv.from_float(blank_module(True))),
     BinaryLinear: _Deployed(_of_binary, SignLinear.from_float),
 }

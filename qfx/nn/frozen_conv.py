@@ -27,16 +27,9 @@ def of_windows(
 ) -> Tensor:
     """Maps x [B, C, *sizes] or [C, *sizes] to what a convolution does, in the memory format of x.
     `product`: maps an image with its border to the products of windows and kernels [B, *q, N]."""
-    axes = settings.axes
-    if x.dim() == axes + 1:
+    if x.dim() == settings.axes + 1:
         return of_windows(x.unsqueeze(0), settings, views, product).squeeze(0)
-    if x.dim() != axes + 2:
-        raise ValueError(
-            f"Conv: the input has shape {list(x.shape)}, expected {axes} axes after the channels, "
-            "with or without a batch before them"
-        )
-    image = F.pad(x, views.border, settings.padding_mode) if views.border else x
-    y = apply(views.windows.result, product(image)).movedim(-1, 1)
+    y = apply(views.windows.result, product(image_of(x, settings, views))).movedim(-1, 1)
     if not torch.compiler.is_compiling() and 0 in y.shape[2:]:
         raise ValueError(
             f"Conv: no window of {list(settings.kernel_size)} lies in the input, which has shape "
@@ -46,6 +39,19 @@ def of_windows(
     if x.is_contiguous() or not x.is_contiguous(memory_format=last):
         return y.contiguous()
     return y.contiguous(memory_format=last)
+
+
+def image_of(x: Tensor, settings: ConvSettings, views: ConvViews) -> Tensor:
+    """Returns x [B, C, *sizes] or [C, *sizes] as a batch with the border that is added to it."""
+    axes = settings.axes
+    if x.dim() == axes + 1:
+        x = x.unsqueeze(0)
+    if x.dim() != axes + 2:
+        raise ValueError(
+            f"Conv: the input has shape {list(x.shape)}, expected {axes} axes after the channels, "
+            "with or without a batch before them"
+        )
+    return F.pad(x, views.border, settings.padding_mode) if views.border else x
 
 
 def rows_of(x: Tensor, view: View) -> Tensor:

@@ -19,7 +19,7 @@ from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
 from qfx.host.modules import has_old_backward_hook, pre_hooks, registries, share_hooks, state_hooks
-from qfx.nn.conv_like import CONVOLUTIONS, is_convolution
+from qfx.nn.conv_like import CONVOLUTIONS, is_convolution, why_no_windows
 from qfx.nn.experts_like import is_experts
 
 _OWN_TENSORS = ("weight", "bias")
@@ -44,7 +44,7 @@ def _not_of_user(linear: nn.Module) -> frozenset[str]:
 def _of_all(kind: Any) -> frozenset[str]:
     with torch.device("meta"):  # takes no random numbers
         more = (0,) if issubclass(kind, nn.Embedding) else (1,) * issubclass(kind, CONVOLUTIONS)
-        made = kind(1, 1, *more)
+        made = kind.blank() if hasattr(kind, "blank") else kind(1, 1, *more)
     return frozenset(vars(made)).union(*registries(made))
 
 
@@ -89,6 +89,15 @@ def sizes(linear: Any, who: str) -> tuple[int, int]:
     return k, n
 
 
+def check_convolution(conv: nn.Module, who: str) -> None:
+    """Raises ValueError, with `who` in the message, if the weight of `conv` cannot be taken over,
+    or if it is no convolution of torch.nn that is a linear of windows."""
+    if not is_convolution(conv):
+        raise ValueError(f"{who}: {type(conv).__name__} is no convolution of torch.nn")
+    for why in filter(None, (*computed_weights(conv), why_no_windows(conv))):
+        raise ValueError(f"{who}: the convolution cannot be taken over, {why}")
+
+
 def computed_weights(linear: nn.Module) -> Iterator[str]:
     """Yields the reasons why the parameters of `linear` cannot be taken over: another weight or
     bias is computed before each call, for example by a parametrization, or the weight is not [N,
@@ -108,7 +117,8 @@ def computed_weights(linear: nn.Module) -> Iterator[str]:
 
 def _kernel(linear: nn.Module) -> tuple[int, ...]:
     """Returns the sizes of a kernel: none of a linear."""
-    return linear.kernel_size if is_convolution(linear) else ()  # type: ignore[return-value]
+    has_kernel = is_convolution(linear) or hasattr(type(linear), "kernel_size")
+    return linear.kernel_size if has_kernel else ()  # type: ignore[return-value]
 
 
 def _computed(linear: nn.Module, name: str) -> str:

@@ -1,4 +1,5 @@
-"""prepare_qat and prepare_binary: give the linears of a model learned steps, or 1-bit operands."""
+"""prepare_qat and prepare_binary: give linears and convolutions learned steps, or linears 1-bit
+operands."""
 
 from __future__ import annotations
 
@@ -12,16 +13,18 @@ import torch
 from torch import nn
 
 from qfx.nn.binary import BinaryLinear
+from qfx.nn.conv_like import is_convolution
 from qfx.nn.functional import specs
 from qfx.nn.linear_like import as_linear
 from qfx.nn.lsq import LSQLinear
+from qfx.nn.lsq_conv import LSQConv
 from qfx.nn.replace import replace
 from qfx.nn.selection import Selection, refuse, select_modules
 from qfx.values.config import Config, Configurable
 from qfx.values.scheme import PER_TENSOR, Scheme
 from qfx.weights.model_restore import unchanged
 
-Learned: TypeAlias = LSQLinear | BinaryLinear
+Learned: TypeAlias = LSQLinear | LSQConv | BinaryLinear
 
 
 def _check_inputs(who: str, inputs: Sequence[Any]) -> None:
@@ -41,10 +44,13 @@ def prepare_qat(
     shift: bool = False,
     **example_keywords: Any,
 ) -> nn.Module:
-    """Replaces the nn.Linear modules of `model` in place by `LSQLinear` and returns the model.
+    """Replaces the nn.Linear modules of `model` in place by `LSQLinear`, and the convolutions of
+    torch.nn by `LSQConv`, and returns the model.
 
     Weights and biases stay the same parameters. The steps (`w_log_step`, `x_log_step`) and shifts
     are new parameters, so create the optimizer afterwards: `model.parameters()` contains them.
+    Convolutions of several groups of channels stay float, and so do recurrent modules, with a
+    warning.
 
         model = qfx.prepare_qat(model, x, config="w8a8")
 
@@ -52,7 +58,8 @@ def prepare_qat(
     rotation), `skip` and `only` (patterns of module names) and `backward` have an effect. The
     example inputs are run once in float to fit the steps of activations if the scheme is per
     tensor. The model runs in its current mode, in training mode with dropout. Changes of
-    parameters, buffers and random generators by this run are undone, as by `qfx.explain`.
+    parameters, buffers and random generators by this run are undone, as by `qfx.explain`. `shift`:
+    add a learned shift to the input of each linear; convolutions have none.
 
     What is transferred from a linear to its replacement, logged, warned of and refused is the same
     as for `quantize_`. Also raises ValueError if the scheme is per tensor and there are no example
@@ -62,7 +69,7 @@ def prepare_qat(
     _check_inputs("prepare_qat", example_inputs)
     scheme = changed(config.chosen, rotation=0)
     spec, _ = specs(scheme, "prepare_qat")
-    found = select_modules(model, config, "prepare_qat")
+    found = select_modules(model, config, "prepare_qat", convolutions=True, recurrent=True)
     has_examples = bool(example_inputs or example_keywords)
     if spec.axes == PER_TENSOR and not has_examples:
         raise ValueError(
@@ -70,8 +77,10 @@ def prepare_qat(
             "data first: give example inputs, prepare_qat(model, x, ...)"
         )
 
-    def make(linear: nn.Linear) -> LSQLinear:
-        return LSQLinear.from_float(linear, scheme, shift)
+    def make(module: nn.Module) -> LSQLinear | LSQConv:
+        if is_convolution(module):
+            return LSQConv(module, scheme)
+        return LSQLinear.from_float(as_linear(module), scheme, shift)
 
     run = partial(model, *example_inputs, **example_keywords) if has_examples else None
     with unchanged(model, "prepare_qat"):
@@ -102,8 +111,8 @@ def prepare_binary(
         )
     found = select_modules(model, Config.of(config), "prepare_binary", sums_overflow=False)
 
-    def make(linear: nn.Linear) -> BinaryLinear:
-        return BinaryLinear.from_float(linear, shift=shift)
+    def make(module: nn.Module) -> BinaryLinear:
+        return BinaryLinear.from_float(as_linear(module), shift=shift)
 
     run = partial(model, *example_inputs, **example_keywords)
     with unchanged(model, "prepare_binary"):
@@ -112,12 +121,12 @@ def prepare_binary(
 
 
 def _made(
-    found: Selection, make: Callable[[nn.Linear], Learned], run: Callable[[], Any] | None
+    found: Selection, make: Callable[[nn.Module], Learned], run: Callable[[], Any] | None
 ) -> dict[str, nn.Module]:
-    """Returns the new modules by name. `make` creates one from a linear; `run`, if given, runs the
-    model once in float to fit them."""
+    """Returns the new modules by name. `make` creates one from a float module; `run`, if given,
+    runs the model once in float to fit them."""
     refuse(found, make)
-    each = {linear: make(as_linear(linear)) for linear in dict.fromkeys(found.taken.values())}
+    each = {linear: make(linear) for linear in dict.fromkeys(found.taken.values())}
     if run is not None:
         _observe(found, each, run)
     return {name: each[m] for name, m in found.taken.items()}

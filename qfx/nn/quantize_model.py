@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace as changed
+from functools import partial
 from typing import Any
 
 from torch import nn
@@ -157,7 +158,7 @@ def planned(model: nn.Module, config: Config, who: str) -> tuple[Selection, dict
         transposed=True, embeddings=embeddings, experts=True, convolutions=True, recurrent=True,
         fault_of_scheme=fault_of_scheme,
     )  # fmt: skip
-    refuse(found, Linear.from_float)
+    refuse(found, partial(made, how=Scheme()))
     hows = {m: decided(m) for m in dict.fromkeys(found.taken.values())}
     return found, {m: how for m, how in hows.items() if how is not None}
 

@@ -33,7 +33,7 @@ _SPEC: dict[str, tuple[Any, ...] | None] = {
 }
 # Each field, and the values that its number is an index of.
 FIELDS: dict[str, tuple[Any, ...] | None] = {
-    "module": ("", "Linear", "LSQLinear", "BinaryLinear", "SignLinear", "Embedding"),
+    "module": ("", "Linear", "LSQLinear", "BinaryLinear", "SignLinear", "Embedding", "LSQConv"),
     **{f"x.{name}": values for name, values in _SPEC.items()},
     **{f"w.{name}": values for name, values in _SPEC.items()},
     "backward": BACKWARD,

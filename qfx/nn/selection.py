@@ -258,23 +258,21 @@ def why_faulty(sums_overflow: bool, module: nn.Module) -> str:
 
 def refuse(
     found: Selection,
-    make: Callable[[nn.Linear], nn.Module],
+    make: Callable[[Any], nn.Module],
     instead: str = "\nor leave them out: qfx.Config(skip={})",
     faults: Callable[[Any], Iterable[str]] = lambda linear: (),
 ) -> None:
     """Raises ValueError if a selected linear cannot be replaced by a module that `make` returns.
     The message names all such linears.
 
-    `instead` is appended to the message and says what else can be done. `faults` returns further
-    reasons for a linear.
+    `make` is also given a linear and a convolution of one feature, for the names of the attributes
+    that its modules have. `instead` is appended to the message and says what else can be done.
+    `faults` returns further reasons for a linear.
     """
-    blank = nn.Linear(
-        1, 1, bias=False, device="meta", dtype=torch.float32
-    )  # takes no random numbers
-    blank.weight = nn.Parameter(torch.ones(1, 1, dtype=torch.float32, device="cpu"))
-    known = dir(make(blank))
+    names_of = cache(lambda windows: dir(make(blank_module(windows))))
     reasons = defaultdict(list)
     for name, linear in found.taken.items():
+        known = names_of(is_convolution(linear))
         own = (*obstacles(linear, known), *_offloaded(found.model, name, linear))
         for reason in own or faults(linear):
             reasons[reason].append(name)
@@ -285,6 +283,14 @@ def refuse(
             f"{found.who}: {len(out)} of {len(found.taken)} {found.what} cannot be replaced as "
             f"they are, and nothing was changed:{lines}{instead.format(out)}"
         )
+
+
+def blank_module(convolution: bool) -> nn.Module:
+    """Returns a linear or a convolution of one feature, without taking random numbers."""
+    kind, sizes = (nn.Conv1d, (1, 1, 1)) if convolution else (nn.Linear, (1, 1))
+    made: Any = kind(*sizes, bias=False, device="meta", dtype=torch.float32)  # type: ignore
+    made.weight = nn.Parameter(torch.ones(sizes, dtype=torch.float32, device="cpu"))
+    return made  # type: ignore[no-any-return]
 
 
 def _offloaded(model: nn.Module, name: str, linear: nn.Module) -> Iterator[str]:

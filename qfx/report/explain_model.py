@@ -17,7 +17,7 @@ from qfx.host.dynamo import uncompiled, uncompiled_module
 from qfx.io.errors import printable
 from qfx.match.base import FLOAT
 from qfx.match.operator_calls import BINARY
-from qfx.nn import BinaryLinear, Conv, Experts, Linear, LSQLinear, SignLinear
+from qfx.nn import BinaryLinear, Conv, Experts, Linear, LSQConv, LSQLinear, SignLinear
 from qfx.nn.left_float import why_left_float
 from qfx.nn.weight_bytes import weight_bytes
 from qfx.report.breaks import BEFORE, break_messages, breaks_since
@@ -229,7 +229,7 @@ def _shape(module: nn.Module) -> str:
 
 _RECURRENT = (nn.RNNBase, nn.RNNCellBase)
 _MULTIPLIES = (nn.Linear, *_RECURRENT)
-_OWN = (Linear, Conv, LSQLinear, BinaryLinear, SignLinear, Experts)  # those that multiply
+_OWN = (Linear, Conv, LSQLinear, LSQConv, BinaryLinear, SignLinear, Experts)  # which multiply
 _UNSEEN = "in no captured graph: not called on these inputs, or by code Dynamo does not capture"
 
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from qfx.cost.timing import timed
 from qfx.host.dynamo import uncompiled_module
 from qfx.io.errors import UserError
-from qfx.nn import BinaryLinear, Conv, Embedding, Experts, Linear, LSQLinear, SignLinear
+from qfx.nn import BinaryLinear, Conv, Embedding, Experts, Linear, LSQConv, LSQLinear, SignLinear
 from qfx.nn.conv_like import ConvSettings, float_convolution, is_convolution, sized
 from qfx.nn.dtypes import output_dtype
 from qfx.nn.experts_like import is_experts
@@ -25,7 +25,8 @@ from qfx.nn.recurrent_like import linears_of_recurrent
 from qfx.nn.stacked_weight import StackedWeight
 from qfx.report.experts_calls import dequantized, in_float
 
-INT8_MODULES = (Linear, Conv, Embedding, Experts, LSQLinear, BinaryLinear, SignLinear)
+_CONVS = (Conv, LSQConv)
+INT8_MODULES = (Linear, *_CONVS, Embedding, Experts, LSQLinear, BinaryLinear, SignLinear)
 
 
 def int8_modules(model: nn.Module | None) -> dict[str, nn.Module]:
@@ -83,17 +84,15 @@ class ConvForm(NamedTuple):
 
 
 def _conv_form(module: Any) -> ConvForm:
-    if isinstance(module, Conv):
-        kernels, settings = module.floats(torch.float32), module.settings
-    else:
-        kernels, settings = module.weight.detach(), ConvSettings.of(module)
+    kernels = module.floats(torch.float32) if isinstance(module, Conv) else module.weight.detach()
+    settings = module.settings if isinstance(module, _CONVS) else ConvSettings.of(module)
     return ConvForm(kernels, module.bias, settings).to(torch.float32)
 
 
 def float_form(module: nn.Module) -> FloatForm | ConvForm:
     """Returns the float32 form of a module: of an int8 module with its dequantized weight, of a
     float linear, convolution or embedding with its own weight."""
-    if isinstance(module, Conv) or is_convolution(module):
+    if isinstance(module, _CONVS) or is_convolution(module):
         return _conv_form(module)
     lookup = isinstance(module, nn.Embedding)
     if isinstance(module, Embedding):
@@ -127,7 +126,7 @@ def reference_modules(modules: Mapping[str, nn.Module], reference: Any) -> dict[
                 raise UserError(f"explain: reference has no float experts {name!r}")
             continue
         wanted: list[int] = [module.out_features, module.in_features]  # type: ignore[list-item]
-        if isinstance(module, Conv):
+        if isinstance(module, _CONVS):
             wanted = [*module.settings.weight_shape]
         weight: Any = getattr(known.get(name), "weight", None)
         if not isinstance(weight, Tensor):

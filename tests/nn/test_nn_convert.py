@@ -325,7 +325,7 @@ def test_half_trained_modules_are_refused_and_nothing_is_changed(name: str) -> N
 
 
 def test_models_in_which_nothing_was_trained_are_refused() -> None:
-    with pytest.raises(ValueError, match="no LSQLinear and no BinaryLinear inside it"):
+    with pytest.raises(ValueError, match="no LSQLinear, LSQConv or BinaryLinear inside it"):
         qfx.convert(nn.Sequential(nn.Linear(K, N)))
     with pytest.raises(ValueError, match=r"is a LSQLinear itself.*nn\.Sequential\(module\)"):
         qfx.convert(trained("rows"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pkgutil
 from collections.abc import Callable
 from typing import Any
 
@@ -22,7 +23,7 @@ MODULES: dict[str, Callable[[], nn.Module]] = {
     "binary per row": lambda: BinaryLinear(24, 16, shift=True),
     "binary per tensor": lambda: BinaryLinear(24, 16, axes=qfx.PER_TENSOR),
 }
-PACKERS = {"lsq": "qfx.nn.lsq.lsq_packed", "binary": "qfx.nn.binary.binary_packed"}
+PACKERS = {"lsq": "qfx.nn.learned_steps.lsq_packed", "binary": "qfx.nn.binary.binary_packed"}
 
 
 def made(name: str) -> Any:
@@ -125,7 +126,7 @@ def test_packed_once_in_eval_and_each_time_in_training(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target, packs = PACKERS[name.split()[0]], []
-    original = getattr(qfx.nn, name.split()[0]).__dict__[target.rpartition(".")[2]]
+    original = pkgutil.resolve_name(target)
     module = made(name)
     monkeypatch.setattr(target, lambda *a: packs.append(1) or original(*a))
     in_eval = [outputs(module) for _ in range(3)]
