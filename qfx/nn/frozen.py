@@ -14,7 +14,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 
 from qfx.host.autograd import below_autograd, in_forward_mode
 from qfx.host.tensors import has_values
@@ -151,6 +151,8 @@ def _without_gradient(steps: Sequence[LoweringStep], values: dict[str, Any]) -> 
 
 
 def _requires_grad(x: Tensor, bias: Tensor | None) -> bool:
+    if isinstance(x, fx.Proxy):  # of a symbolic trace, which records no gradients
+        return False
     return x.requires_grad or (bias is not None and bias.requires_grad)
 
 

@@ -40,7 +40,7 @@ class Recurrent(nn.Module):
             setattr(made, name, getattr(module, name))
         for name in made.linear_names(module):
             found = [module._parameters.get(f"{kind}_{name}") for kind in _KINDS]
-            setattr(made, name, _linear(*found))
+            setattr(made, name, float_linear(*found))
         return made.train(module.training)
 
     @classmethod
@@ -91,7 +91,8 @@ class Recurrent(nn.Module):
         return made
 
 
-def _linear(weight: Any, bias: Any) -> nn.Linear:
+def float_linear(weight: Any, bias: Any) -> nn.Linear:
+    """Returns a linear that has these tensors."""
     n, k = weight.shape
     made = nn.Linear(k, n, bias is not None, device="meta", dtype=weight.dtype)
     made.weight = weight

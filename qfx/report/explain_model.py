@@ -19,6 +19,7 @@ from qfx.match.base import FLOAT
 from qfx.match.operator_calls import BINARY
 from qfx.nn import BinaryLinear, Conv, Experts, Linear, LSQConv, LSQLinear, SignLinear
 from qfx.nn.left_float import why_left_float
+from qfx.nn.recurrent_like import pairs_of_linears
 from qfx.nn.weight_bytes import weight_bytes
 from qfx.report.breaks import BEFORE, break_messages, breaks_since
 from qfx.report.captured_rows import AsCalled, CapturedGraphs
@@ -85,6 +86,7 @@ def explain(
         )
     calls = _calls(model, modules, references, call_inputs)
     graphs.seen.update(call.name for call in calls)
+    graphs.seen.update(_states_in(module, graphs.seen))
     rows = with_calls(graphs.rows, calls, modules)
     if isinstance(model, nn.Module):
         rows += _unseen(model, graphs.seen)
@@ -137,7 +139,9 @@ def _calls(
     with unchanged(model, "explain"), torch.no_grad():
         args, kwargs = call_inputs.restored()
         run = partial(uncompiled(model), *args, **kwargs)
-        return measured_calls(module, modules, references, run)
+        states = {name for _, name in pairs_of_linears(module)}
+        at_once = {name: m for name, m in modules.items() if name not in states}
+        return measured_calls(module, at_once, references, run)
 
 
 def _whole(
@@ -200,6 +204,14 @@ def _why_none(breaks: Sequence[str]) -> str:
         "torch.compile does not capture this callable, or has reached its recompile limit for it "
         "(torch._dynamo.reset() clears that)"
     )
+
+
+def _states_in(model: nn.Module | None, seen: set[str]) -> Iterator[str]:
+    """Yields the linears of the state of the recurrent modules that are in captured graphs, where
+    one operator runs all their steps."""
+    for _, name in pairs_of_linears(model) if model is not None else ():
+        if name.rpartition(".")[0] in seen:
+            yield name
 
 
 def _unseen(model: nn.Module, seen: set[str]) -> Iterator[Row]:

@@ -3,7 +3,8 @@ nothing else."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import copy
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any, NamedTuple
@@ -11,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
 
 from qfx.cost.timing import timed
 from qfx.host.dynamo import uncompiled_module
@@ -21,6 +23,7 @@ from qfx.nn.dtypes import output_dtype
 from qfx.nn.experts_like import is_experts
 from qfx.nn.functional import shifted
 from qfx.nn.linear_like import as_linear, embed_scale_of, is_transposed
+from qfx.nn.recurrent import Recurrent, float_linear
 from qfx.nn.recurrent_like import linears_of_recurrent
 from qfx.nn.stacked_weight import StackedWeight
 from qfx.report.experts_calls import dequantized, in_float
@@ -142,12 +145,30 @@ def reference_modules(modules: Mapping[str, nn.Module], reference: Any) -> dict[
     return {name: known[name] for name in modules}
 
 
+def _float_recurrent(module: Recurrent, dtype: torch.dtype) -> Recurrent:
+    """Returns a copy of a recurrent module whose linears are float ones in `dtype`, of which
+    PyTorch computes whole layers."""
+    made = copy.copy(module)
+    vars(made).pop("forward", None)
+    forms: dict[str, Any] = {
+        name: float_form(child).to(dtype) for name, child in module.named_children()
+    }
+    made._modules = {
+        name: float_linear(nn.Parameter(form.weight, requires_grad=False), form.bias)
+        for name, form in forms.items()
+    }
+    return made
+
+
 @contextmanager
-def computing_in_float(modules: Mapping[str, nn.Module]) -> Iterator[Callable[[], float]]:
+def computing_in_float(
+    modules: Mapping[str, nn.Module], recurrent: Iterable[Recurrent] = ()
+) -> Iterator[Callable[[], float]]:
     """Context manager inside which these int8 linears and experts compute with their dequantized
-    weights, in the dtype of their input. (Int8 embeddings return the same rows anyway.) Weights are
-    dequantized at each call, so that only one of them takes memory. Yields a function that returns
-    how many seconds dequantizing has taken."""
+    weights, in the dtype of their input, and `recurrent` modules with those of their linears. (Int8
+    embeddings return the same rows anyway.) Weights are dequantized at each call, so that only one
+    of them takes memory, or those of a recurrent module. Yields a function that returns how many
+    seconds dequantizing has taken."""
     seconds = 0.0
 
     def of_expert(part: StackedWeight, e: int) -> Tensor:
@@ -156,9 +177,19 @@ def computing_in_float(modules: Mapping[str, nn.Module]) -> Iterator[Callable[[]
         seconds += spent
         return weight
 
-    def forward_of(module: nn.Module) -> Callable[..., Tensor]:
+    def of_layers(module: Recurrent, input: Any, hx: Any = None) -> Any:
+        nonlocal seconds
+        x = input.data if isinstance(input, PackedSequence) else input
+        made, spent = timed(lambda: _float_recurrent(module, output_dtype(x)))
+        seconds += spent
+        return made.forward(input, hx)
+
+    def forward_of(module: nn.Module) -> Callable[..., Any]:
         if isinstance(module, Experts):
             return partial(in_float, module, weight_of=of_expert)
+
+        if isinstance(module, Recurrent):
+            return partial(of_layers, module)
 
         def forward(input: Tensor, output_size: Any = None) -> Tensor:  # as the float module's
             nonlocal seconds
@@ -171,7 +202,7 @@ def computing_in_float(modules: Mapping[str, nn.Module]) -> Iterator[Callable[[]
         return forward
 
     with ExitStack() as stack:
-        for module in {id(m): m for m in modules.values()}.values():
+        for module in {id(m): m for m in (*modules.values(), *recurrent)}.values():
             if not isinstance(module, nn.Embedding):
                 stack.callback(_put_back, module, vars(module).get("forward"))
                 vars(module)["forward"] = forward_of(module)

@@ -14,6 +14,7 @@ from qfx.cost.model import Costs
 from qfx.cost.timing import timed
 from qfx.dynamo_backend.captured_graphs import rewritten, watch_compiled
 from qfx.host.dynamo import uncompiled, uncompiled_module
+from qfx.nn.recurrent import Recurrent
 from qfx.ops.guard_counts import taken
 from qfx.pipeline import Context
 from qfx.plan.plan import Plan
@@ -75,7 +76,8 @@ class Sides:
         module = module_of(self.model)
         assert module is not None
         eager = torch.compiler.set_stance("force_eager")
-        with eager, by_modules(module), computing_in_float(self.modules) as spent:
+        layers = [m for m in module.modules() if isinstance(m, Recurrent)]
+        with eager, by_modules(module), computing_in_float(self.modules, layers) as spent:
             output, seconds = _called(uncompiled(self.model))(*args, **kwargs)
             return output, max(seconds - spent(), 1e-9)
 

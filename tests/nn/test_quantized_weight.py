@@ -116,6 +116,15 @@ def test_what_is_written_is_there(how: str) -> None:
         F.gelu(F.linear(X, w + CHANGE, m[0].bias)), m[2].weight, m[2].bias))  # fmt: skip
 
 
+def test_traces_are_made_while_gradients_are_enabled() -> None:
+    """The graph is for inference, and says so if it is to give gradients."""
+    m = model()
+    traced = qfx.trace(m, X)
+    assert torch.equal(traced(X).detach(), y(m))
+    with pytest.raises(NotImplementedError, match="qfx::linear_dynamic is an inference operator"):
+        traced(X.clone().requires_grad_()).sum().backward()
+
+
 def test_aliases_stay_aliases_and_versions_move() -> None:
     m = model()
     alias, version = m[0].weight.detach(), m[0].weight._version

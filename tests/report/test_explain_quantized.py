@@ -246,6 +246,26 @@ def test_convolutions_are_measured_as_linears_are() -> None:
         qfx.explain(model, x, reference=reference)
 
 
+def test_steps_of_recurrent_layers_are_one_row() -> None:
+    """Of both directions, not a row for each step; in float the whole layer is PyTorch's."""
+    torch.manual_seed(0)
+    rnn = nn.LSTM(16, 32, batch_first=True, bidirectional=True)
+    reference = nn.Sequential(nn.Conv1d(16, 16, 3), nn.Flatten(2), rnn).eval()
+    reference[1].forward = lambda x: x.transpose(1, 2)  # type: ignore[method-assign]
+    model, x = qfx.quantize_(copy.deepcopy(reference)), torch.randn(2, 16, 9)
+    report = qfx.explain(model, x)
+    names = ["0", "2.ih_l0", "2", "2.ih_l0_reverse", "2"]
+    assert [row.module for row in report.rows] == names
+    with torch.no_grad():
+        y, (h, c) = model(x)
+        layers = [m for m in model.modules() if isinstance(m, qfx.nn.LSTM)]
+        with computing_in_float(int8_modules(model), layers):
+            y2, (h2, c2) = model(x)
+    ours = torch.cat([t.flatten() for t in (y, h, c)])
+    theirs = torch.cat([t.flatten() for t in (y2, h2, c2)])
+    assert report.whole.sqnr_db == pytest.approx(sqnr(theirs, ours), abs=1e-3)
+
+
 def test_modules_that_train_are_measured_against_what_they_train() -> None:
     torch.manual_seed(0)
     model = qfx.prepare_qat(nn.Sequential(nn.Linear(K, K)), config=qfx.Config(scheme=qfx.Scheme()))
