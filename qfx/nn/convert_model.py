@@ -39,7 +39,8 @@ def convert(model: nn.Module) -> nn.Module:
     An `LSQLinear` becomes a `qfx.nn.Linear` of the same scheme, and an `LSQConv` a `qfx.nn.Conv`:
     int8 codes from its learned step, packed once, and the learned step of activations as a static
     scale. A `BinaryLinear` becomes a
-    `qfx.nn.SignLinear`. Outputs equal those of the eval mode bit for bit (Q12).
+    `qfx.nn.SignLinear`. Outputs equal those of the eval mode bit for bit (Q12), except that the
+    gates of recurrent modules, whose steps become one operator, round in another way (L1).
 
         model = qfx.convert(qfx.prepare_qat(model))  # with training in between
 

@@ -18,6 +18,8 @@ from qfx.nn.functional import specs
 from qfx.nn.linear_like import as_linear
 from qfx.nn.lsq import LSQLinear
 from qfx.nn.lsq_conv import LSQConv
+from qfx.nn.recurrent_like import pairs_of_linears, why_no_recurrence
+from qfx.nn.recurrent_opening import opened_recurrent
 from qfx.nn.replace import replace
 from qfx.nn.selection import Selection, refuse, select_modules
 from qfx.values.config import Config, Configurable
@@ -49,8 +51,10 @@ def prepare_qat(
 
     Weights and biases stay the same parameters. The steps (`w_log_step`, `x_log_step`) and shifts
     are new parameters, so create the optimizer afterwards: `model.parameters()` contains them.
-    Convolutions of several groups of channels stay float, and so do recurrent modules, with a
-    warning.
+    Convolutions of several groups of channels stay float. nn.LSTM, nn.GRU and their cells become
+    those of `qfx.nn`, with an `LSQLinear` for each of their weights; their steps run one by one,
+    until `convert` makes them one operator. With a learned step of activations they stay float,
+    with a warning.
 
         model = qfx.prepare_qat(model, x, config="w8a8")
 
@@ -69,7 +73,6 @@ def prepare_qat(
     _check_inputs("prepare_qat", example_inputs)
     scheme = changed(config.chosen, rotation=0)
     spec, _ = specs(scheme, "prepare_qat")
-    found = select_modules(model, config, "prepare_qat", convolutions=True, recurrent=True)
     has_examples = bool(example_inputs or example_keywords)
     if spec.axes == PER_TENSOR and not has_examples:
         raise ValueError(
@@ -83,9 +86,18 @@ def prepare_qat(
         return LSQLinear.from_float(as_linear(module), scheme, shift)
 
     run = partial(model, *example_inputs, **example_keywords) if has_examples else None
-    with unchanged(model, "prepare_qat"):
-        made = _made(found, make, run)
-    return replace(found, made)
+    with opened_recurrent(model):
+        states = {model.get_submodule(name) for _, name in pairs_of_linears(model)}
+
+        def fault(module: nn.Module) -> str:
+            return why_no_recurrence(scheme) if module in states else ""
+
+        found = select_modules(
+            model, config, "prepare_qat", convolutions=True, recurrent=True, fault_of_scheme=fault
+        )
+        with unchanged(model, "prepare_qat"):
+            made = _made(found, make, run)
+        return replace(found, made)
 
 
 def prepare_binary(

@@ -12,6 +12,7 @@ from torch import nn
 from qfx.host.modules import registries, share_hooks
 from qfx.nn.left_float import note_of_children
 from qfx.nn.linear import Linear
+from qfx.nn.lsq import LSQLinear
 from qfx.nn.recurrent import Recurrent
 from qfx.nn.recurrent_like import OPENED, is_recurrent, why_not_opened
 
@@ -40,7 +41,7 @@ def opened_recurrent(
 
 
 def _is_int8(module: nn.Module) -> bool:
-    return any(isinstance(child, Linear) for child in module.children())
+    return any(isinstance(child, Linear | LSQLinear) for child in module.children())
 
 
 def _exchange(model: nn.Module, new: Mapping[Any, nn.Module]) -> None:

@@ -191,13 +191,17 @@ class Mixed(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.taken, self.apart = nn.Conv1d(8, 8, 3), nn.Conv1d(8, 8, 3, groups=8)
-        self.rnn = nn.LSTM(4, 8)
+        self.rnn = nn.LSTM(7, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.rnn(self.apart(x) * 0 + self.taken(x))[0]  # type: ignore[no-any-return]
 
 
 def test_what_stays_float_says_so() -> None:
-    model = Mixed()
-    with pytest.warns(UserWarning, match=r"1 of 3 .* stay float .*rnn \(only qfx.quantize_ takes"):
-        qfx.prepare_qat(model)
+    model, scheme = Mixed(), SCHEMES["learned"]
+    phrase = r"1 of 4 .* stay float .*rnn.hh_l0 \(xs8t_ws8t has one scale for all rows of the state"
+    with pytest.warns(UserWarning, match=phrase):
+        qfx.prepare_qat(model, torch.randn(2, 8, 9), config=qfx.Config(scheme=scheme))
     assert type(model.taken) is LSQConv and type(model.apart) is nn.Conv1d
     assert type(model.rnn) is nn.LSTM
 
