@@ -22,7 +22,7 @@ from qfx.nn.conv_like import (
     sized,
 )
 from qfx.nn.conv_like import setting as _setting
-from qfx.nn.frozen_conv import convolution, of_windows, rows_of
+from qfx.nn.frozen_conv import convolution, grouped, groups_of, of_windows, parts, rows_of
 from qfx.nn.frozen_state import FrozenState
 from qfx.nn.hook_transfer import check_convolution
 from qfx.nn.linear_weight import LinearWeight, as_leaf, named_scheme
@@ -30,6 +30,7 @@ from qfx.nn.quantized_weight import QuantizedWeight
 from qfx.nn.weight_parts import weight_of
 from qfx.values.scheme import Scheme
 from qfx.values.site_recipe import SiteRecipe
+from qfx.weights.memo import Memo
 
 
 class Conv(LinearWeight):
@@ -39,10 +40,10 @@ class Conv(LinearWeight):
         conv = qfx.nn.Conv.from_float(torch.nn.Conv2d(64, 128, 3, padding=1), "w8a8")
 
     It computes the linear of its windows (C2): the parameter `weight` is a `QuantizedWeight` [N, K]
-    as that of a `qfx.nn.Linear`, K = taps * channels; `floats()` returns it in the shape of the
-    float module. Each window is quantized as a row of a linear is. The output has the shape and the
-    dtype that the float module's has, and the memory format of the input: channels last is faster,
-    because no output is rearranged. The input and the bias get gradients (T1).
+    as that of a `qfx.nn.Linear`, K = taps * channels of a group; `floats()` returns it in the shape
+    of the float module. Each window is quantized as a row of a linear is. The output has the shape
+    and the dtype that the float module's has, and the memory format of the input: channels last is
+    faster, because no output is rearranged. The input and the bias get gradients (T1).
 
     The attributes of the float module (`kernel_size`, `stride`, ...) are kept and cannot be
     changed. State dicts are those of `qfx.nn.Linear`; a float `weight` in the shape of the float
@@ -53,8 +54,7 @@ class Conv(LinearWeight):
     kernel_size, stride = _setting("kernel_size"), _setting("stride")
     padding, padding_mode = _setting("padding"), _setting("padding_mode")
     dilation, transposed = _setting("dilation"), _setting("transposed")
-    output_padding = _setting("output_padding")
-    groups = 1
+    output_padding, groups = _setting("output_padding"), _setting("groups")
 
     def __init__(self, conv: nn.Module, weight: QuantizedWeight) -> None:
         """Uses the settings and the bias of `conv`. `weight` [N, K]: its kernels, quantized."""
@@ -62,6 +62,7 @@ class Conv(LinearWeight):
         self.settings = ConvSettings.of(conv)
         self.views = known_views(self.settings)
         self.out_features, self.in_features = weight.shape
+        self._memo = Memo()  # of the groups' weights
         self.weight = as_parameter(weight)
         self.register_parameter("bias", conv.bias)  # type: ignore[arg-type]
         watch(self)
@@ -73,16 +74,18 @@ class Conv(LinearWeight):
     ) -> Conv:
         """Quantizes the weight of a convolution of torch.nn and uses the same bias parameter.
 
-        `scheme`: as for `qfx.nn.Linear.from_float`. Raises ValueError for grouped convolutions, for
-        those that are no linear of windows, and in the cases in which that function does.
+        `scheme`: as for `qfx.nn.Linear.from_float`. Raises ValueError for groups of channels with
+        fewer than 8 outputs and for transposed groups, for convolutions that are no linear of
+        windows, and in the cases in which that function does.
         """
         check_convolution(conv, "Conv")
         weight: Any = conv.weight
         settings = ConvSettings.of(conv)
         views = known_views(settings)
         matrix = matrix_of(weight.detach(), views)
-        several = views.windows.x[0][0] == "im2col" and matrix.shape[1] != settings.in_channels
-        channels = settings.in_channels if several else None
+        of_pixel = settings.in_channels // settings.groups
+        several = views.windows.x[0][0] == "im2col" and matrix.shape[1] != of_pixel
+        channels = of_pixel if several else None
         return cls(conv, QuantizedWeight.of(matrix, named_scheme(scheme), channels))
 
     @classmethod
@@ -124,7 +127,13 @@ class Conv(LinearWeight):
         if type(weight) is not QuantizedWeight or transforming():
             any_weight = self.weight
             matrix = any_weight if any_weight.dim() == 2 else self._matrix_of(any_weight)
-            return F.linear(rows_of(x, views.windows.x), matrix, bias)
+            each = zip(*parts(x, matrix, bias, self.groups), strict=True)
+            products = [F.linear(rows_of(x, views.windows.x), w, b) for x, w, b in each]
+            return torch.cat(products, -1) if self.groups > 1 else products[0]
+        if self.groups > 1:
+            held = tuple(t for t in weight.frozen if t is not None)
+            groups = self._memo.get(held, lambda: groups_of(weight, self.groups))
+            return grouped(x, bias, groups, views.windows.x, views.window)
         return convolution(x, bias, weight.frozen, weight.how, views.windows.x, views.window)
 
     def _float_shape(self) -> tuple[int, ...]:

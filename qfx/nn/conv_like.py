@@ -21,6 +21,7 @@ from qfx.graph.windows import (
     transposed_views,
     window_views,
 )
+from qfx.match.grouped import FEWEST_OUTPUTS
 from qfx.values.limits import unserved_type
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -47,13 +48,14 @@ class ConvSettings(NamedTuple):
     transposed: bool
     output_padding: tuple[int, ...]
     padding_mode: str
+    groups: int = 1
 
     @classmethod
     def of(cls, conv: Any) -> ConvSettings:
-        """Returns the settings of a convolution of torch.nn with one group."""
+        """Returns the settings of a convolution of torch.nn."""
         ins, outs, *kernel = conv.weight.shape  # attributes may be older than the weight
         if not conv.transposed:
-            ins, outs = outs, ins
+            ins, outs = outs * conv.groups, ins
         axes = len(kernel)
         padding = conv.padding if isinstance(conv.padding, str) else each_axis(conv.padding, axes)
         stride, dilation, more = (
@@ -61,7 +63,7 @@ class ConvSettings(NamedTuple):
         )
         return cls(
             ins, outs, tuple(kernel), stride, padding, dilation, conv.transposed, more,
-            conv.padding_mode,
+            conv.padding_mode, conv.groups,
         )  # fmt: skip
 
     @property
@@ -72,13 +74,14 @@ class ConvSettings(NamedTuple):
     @property
     def weight_shape(self) -> tuple[int, ...]:
         """The shape of the weight of the float module."""
-        channels = (self.out_channels, self.in_channels)
+        channels = (self.out_channels, self.in_channels // self.groups)
         return (*(channels[::-1] if self.transposed else channels), *self.kernel_size)
 
     def __str__(self) -> str:
         parts = [f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}"]
         parts += [f"stride={self.stride}, padding={self.padding!r}"]
         parts += [f"dilation={self.dilation}"] if any(d != 1 for d in self.dilation) else []
+        parts += [f"groups={self.groups}"] if self.groups > 1 else []
         parts += [f"padding_mode={self.padding_mode}"] if self.padding_mode != "zeros" else []
         if self.transposed:
             parts += [f"transposed=True, output_padding={self.output_padding}"]
@@ -101,7 +104,8 @@ def float_convolution(
         return turned(x, weight, bias, stride, padding, more, 1, dilation)  # type: ignore
     if border := views_of(settings).border:  # type: ignore[union-attr]
         x, padding = F.pad(x, border, settings.padding_mode), 0  # type: ignore[assignment]
-    return _FUNCTIONS[settings.axes](x, weight, bias, stride, padding, dilation)  # type: ignore
+    plain = _FUNCTIONS[settings.axes]
+    return plain(x, weight, bias, stride, padding, dilation, settings.groups)  # type: ignore
 
 
 def sized(settings: ConvSettings, x: Tensor, output_size: Any) -> ConvSettings:
@@ -142,7 +146,11 @@ def views_of(settings: ConvSettings) -> ConvViews | str:
     if settings.padding_mode != "zeros":
         border = tuple(n for side in reversed(padding) for n in side)
         windows = replace(windows, padding=((0, 0),) * settings.axes)
-    views = transposed_views(windows) if settings.transposed else window_views(windows)
+    views: WindowViews | str
+    if settings.transposed:
+        views = transposed_views(windows)
+    else:
+        views = window_views(windows, settings.groups)
     if isinstance(views, str):
         return views
     if views.x[0][0] == "im2col":
@@ -163,8 +171,8 @@ def known_views(settings: ConvSettings) -> ConvViews:
 def why_no_windows(conv: Any) -> str:
     """Returns why a convolution of torch.nn stays float; '' if `qfx.nn.Conv` can replace it. Reads
     its settings and not its values."""
-    if conv.groups != 1:
-        return _why_groups(conv)
+    if conv.groups != 1 and (why := _why_groups(conv)):
+        return why
     views = _views_of_module(conv)
     return views if isinstance(views, str) else ""
 
@@ -181,16 +189,24 @@ def _views_of_module(conv: Any) -> ConvViews | str | None:
 
 
 def _why_groups(conv: Any) -> str:
-    each = conv.in_channels // conv.groups
-    if each == 1:
+    """Returns why a convolution of several groups of channels stays float; '' if it does not."""
+    if conv.in_channels == conv.groups:
         return "a depthwise convolution: each output reads one channel"
-    return f"a convolution of {conv.groups} groups of channels: each output reads {each} channels"
+    if conv.transposed:
+        return f"a transposed convolution of {conv.groups} groups of channels"
+    outputs = conv.out_channels // conv.groups
+    if outputs >= FEWEST_OUTPUTS:
+        return ""
+    return (
+        f"a convolution of {conv.groups} groups of channels with {outputs} outputs each, fewer "
+        f"than {FEWEST_OUTPUTS}, which a kernel computes side by side"
+    )
 
 
 def conv_sizes(conv: Any) -> tuple[int, int]:
     """Returns K and N of the linear of the windows of a convolution of torch.nn. One that is no
     such linear has those of its kernels."""
-    views = _views_of_module(conv) if conv.groups == 1 else None
+    views = None if why_no_windows(conv) else _views_of_module(conv)
     if not isinstance(views, ConvViews):
         return conv.in_channels // conv.groups * math.prod(conv.kernel_size), conv.out_channels
     n, k = matrix_of(conv.weight.to("meta"), views).shape

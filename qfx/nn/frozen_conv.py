@@ -3,8 +3,8 @@ scheme, with gradients for its input and its bias. (C2) (T1)"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -14,8 +14,10 @@ from qfx.graph.views import View, apply
 from qfx.host.autograd import below_autograd, in_forward_mode
 from qfx.nn.conv_like import ConvSettings, ConvViews
 from qfx.nn.dtypes import output_dtype
-from qfx.nn.frozen import Frozen, Prepared, linear
+from qfx.nn.frozen import Frozen, Prepared, cut, linear
+from qfx.nn.quantized_weight import QuantizedWeight
 from qfx.ops.forms import DYNAMIC
+from qfx.ops.layout import layout_of
 from qfx.ops.registry import REFERENCES
 
 ops = torch.ops.qfx
@@ -85,6 +87,52 @@ def convolution(
         return ops.conv_dynamic(*arguments)  # type: ignore[no-any-return]
     with below_autograd():
         return ops.conv_dynamic(*arguments)  # type: ignore[no-any-return]
+
+
+class Groups(NamedTuple):
+    """The weights of groups of channels: each by itself, as a stack [G, bytes] for the operator,
+    and how a group is computed."""
+
+    each: list[Frozen]
+    stack: Frozen
+    how: Prepared
+
+
+def groups_of(weight: QuantizedWeight, count: int) -> Groups:
+    """Cuts a weight [N, K] into those of `count` groups, N / count rows each."""
+    n, k = weight.shape
+    rows, scheme = n // count, weight.scheme
+    found = [
+        cut(weight.frozen, scheme, (n, k), (at, at + rows), (0, k)) for at in range(0, n, rows)
+    ]
+    each = [frozen for frozen in found if frozen is not None]  # whole rows are never None
+    stack = each[0]._replace(packed=torch.stack([frozen.packed for frozen in each]))
+    layout = layout_of(scheme.w, scheme.group, rows)
+    return Groups(each, stack, weight.how._replace(given={**weight.how.given, "layout": layout}))
+
+
+def grouped(
+    x: Tensor, bias: Tensor | None, groups: Groups, view: View, window: tuple[Any, ...] | None
+) -> Tensor:
+    """Maps x [B, C, *sizes] to [B, *q, N] like `convolution`, group by group of the channels or in
+    one operator, bit for bit."""
+    if window is not None and _is_one_operator(x, bias, groups.stack, groups.how):
+        return convolution(x, bias, groups.stack, groups.how, view, window)
+    count = len(groups.each)
+    biases = [None] * count if bias is None else bias.chunk(count)
+    each = zip(x.chunk(count, 1), biases, groups.each, strict=True)
+    return torch.cat([linear(rows_of(x, view), b, part, groups.how) for x, b, part in each], -1)
+
+
+def parts(
+    x: Tensor, matrix: Tensor, bias: Tensor | None, count: int
+) -> tuple[Sequence[Tensor], Sequence[Tensor], Sequence[Tensor | None]]:
+    """Returns the channels of x [B, C, *sizes], the rows of `matrix` [N, K] and the elements of the
+    bias of each of `count` groups."""
+    if count == 1:
+        return [x], [matrix], [bias]
+    biases = [None] * count if bias is None else bias.chunk(count)
+    return x.chunk(count, 1), matrix.chunk(count), biases
 
 
 def _is_one_operator(x: Tensor, bias: Tensor | None, frozen: Frozen, how: Prepared) -> bool:

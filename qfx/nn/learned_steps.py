@@ -3,6 +3,7 @@ parameters, for quantization-aware training."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -77,22 +78,41 @@ class LearnedSteps(TrainedState):
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         return super()._apply(casting_all_but((self.w_log_step, self.x_log_step), fn), recurse)
 
-    def _product(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        """Maps x [..., K] to [..., N]. `bias`: [N]."""
-        n, k = self.out_features, self.in_features
-        x, matrix = shifted(x, self.shift), self._matrix()
+    def _product(self, parts: Sequence[Tensor], bias: Tensor | None) -> Tensor:
+        """Maps x [..., K] to [..., N]. `parts`: x, or that of each group of the outputs. `bias`:
+        [N]."""
+        n, k, count = self.out_features, self.in_features, len(parts)
         shared = n * k if self.scheme.w.axes == PER_TENSOR else k
         w_step = scaled_gradient(self.w_log_step.float().exp(), shared, self.scheme.w.bits)
         x_step = None
         if self.x_log_step is not None:
             bits = specs(self.scheme, self.kind)[0].bits
             x_step = scaled_gradient(self.x_log_step.float().exp(), k, bits)
-        seed = None
-        if self.scheme.backward == "int8":
-            seed = torch.randint(0, 2**62, (1,), dtype=torch.int64, device=x.device)
-        packed = None
+        weights = _chunks(self._matrix(), count)
+        steps = [w_step] * count if w_step.shape[0] == 1 else _chunks(w_step, count)
+        packed: Sequence[Tensor | None] = [None] * count
         if not self.training:
+            pairs = zip(weights, steps, strict=True)
             packed = self._memo.get(
-                (self.weight, self.w_log_step), lambda: lsq_packed(matrix, w_step, self.scheme)
+                (self.weight, self.w_log_step),
+                lambda: [lsq_packed(weight, step, self.scheme) for weight, step in pairs],
             )
-        return lsq_linear(x, matrix, bias, x_step, w_step, self.scheme, seed, packed)
+        biases = [None] * count if bias is None else _chunks(bias, count)
+        each = zip(parts, weights, biases, steps, packed, strict=True)
+        products = [
+            lsq_linear(
+                shifted(x, self.shift), w, b, x_step, step, self.scheme, self._seed(x), ready
+            )
+            for x, w, b, step, ready in each
+        ]
+        return products[0] if count == 1 else torch.cat(products, -1)
+
+    def _seed(self, x: Tensor) -> Tensor | None:
+        """Returns a seed for the stochastic rounding of int8 gradients."""
+        if self.scheme.backward != "int8":
+            return None
+        return torch.randint(0, 2**62, (1,), dtype=torch.int64, device=x.device)
+
+
+def _chunks(tensor: Tensor, count: int) -> Sequence[Tensor]:
+    return [tensor] if count == 1 else tensor.chunk(count)

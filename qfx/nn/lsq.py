@@ -66,7 +66,7 @@ class LSQLinear(LearnedSteps):
 
     def forward(self, input: Tensor) -> Tensor:  # the name of the argument of nn.Linear
         """Maps x [..., K] to [..., N]."""
-        return self._product(input, self.bias)
+        return self._product([input], self.bias)
 
     def extra_repr(self) -> str:
         shift = ", shift=True" if self.shift is not None else ""

@@ -6,6 +6,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, fx, nn
 
 from qfx.graph.views import apply
@@ -32,8 +33,8 @@ class LSQConv(LearnedSteps):
 
     The output has the shape, dtype and memory format that those of `qfx.nn.Conv` have. While
     gradients are recorded, all windows are held in memory. Casts, eval mode and the state dict are
-    as for `LSQLinear`. Raises ValueError for convolutions of several groups of channels and those
-    that are no linear of windows, and for schemes that `LSQLinear` refuses.
+    as for `LSQLinear`. Raises ValueError for convolutions that `qfx.nn.Conv` refuses, and for
+    schemes that `LSQLinear` refuses.
     """
 
     kind = "LSQConv"
@@ -42,8 +43,7 @@ class LSQConv(LearnedSteps):
     kernel_size, stride = _setting("kernel_size"), _setting("stride")
     padding, padding_mode = _setting("padding"), _setting("padding_mode")
     dilation, transposed = _setting("dilation"), _setting("transposed")
-    output_padding = _setting("output_padding")
-    groups = 1
+    output_padding, groups = _setting("output_padding"), _setting("groups")
 
     def __init__(self, conv: nn.Module, scheme: Scheme | None = None) -> None:
         """Uses the settings and the parameters of `conv`, with a step that is fitted to its
@@ -67,7 +67,7 @@ class LSQConv(LearnedSteps):
         """Fits the step of activations to the windows of x [B, C, *sizes] or [C, *sizes] by the
         least mean square error."""
         if self.learns_activations:
-            self._fit(rows_of(image_of(x, self.settings, self.views), self.views.windows.x))
+            self._fit(torch.stack(self._rows(image_of(x, self.settings, self.views), self.views)))
 
     def forward(self, input: Tensor, output_size: Any = None) -> Tensor:
         """Maps [B, C, *sizes] or [C, *sizes] to what the float module does. `output_size`: of a
@@ -81,7 +81,12 @@ class LSQConv(LearnedSteps):
 
     def _of_image(self, image: Tensor, views: ConvViews) -> Tensor:
         bias = None if self.bias is None else apply(views.windows.bias, self.bias)
-        return self._product(rows_of(image, views.windows.x), bias)
+        return self._product(self._rows(image, views), bias)
+
+    def _rows(self, image: Tensor, views: ConvViews) -> list[Tensor]:
+        """Returns the windows of each group of channels as rows."""
+        groups = image.chunk(self.groups, 1) if self.groups > 1 else [image]
+        return [rows_of(part, views.windows.x) for part in groups]
 
     def extra_repr(self) -> str:
         parts = [str(self.settings)]

@@ -51,10 +51,10 @@ def prepare_qat(
 
     Weights and biases stay the same parameters. The steps (`w_log_step`, `x_log_step`) and shifts
     are new parameters, so create the optimizer afterwards: `model.parameters()` contains them.
-    Convolutions of several groups of channels stay float. nn.LSTM, nn.GRU and their cells become
-    those of `qfx.nn`, with an `LSQLinear` for each of their weights; their steps run one by one,
-    until `convert` makes them one operator. With a learned step of activations they stay float,
-    with a warning.
+    Convolutions that `quantize_` leaves float stay float here too. nn.LSTM, nn.GRU and their cells
+    become those of `qfx.nn`, with an `LSQLinear` for each of their weights; their steps run one by
+    one, until `convert` makes them one operator. With a learned step of activations they stay
+    float, with a warning.
 
         model = qfx.prepare_qat(model, x, config="w8a8")
 

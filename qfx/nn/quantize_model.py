@@ -36,13 +36,13 @@ from qfx.weights.smoothing.factors import Factors, factors_without_graph
 def quantize_(model: nn.Module, config: Configurable = None) -> nn.Module:
     """Replaces the nn.Linear modules of `model` in place by `qfx.nn.Linear` and returns the model.
 
-    The convolutions of torch.nn, also transposed ones, become `qfx.nn.Conv`; those of several
-    groups of channels stay float. FalconLinear and Conv1D of transformers are replaced too; the
-    weight [K, N] of a Conv1D becomes the weight of a linear. nn.LSTM, nn.GRU, nn.LSTMCell and
-    nn.GRUCell become those of `qfx.nn`, with an int8 linear for each of their weights (`rnn.ih_l0`
-    of the input, `rnn.hh_l0` of the state), if one of these becomes int8. Blocks of experts become
-    `qfx.nn.Experts`, and their routers stay float. Embeddings become `qfx.nn.Embedding` if
-    `config.embeddings` is "int8".
+    The convolutions of torch.nn, also transposed ones, become `qfx.nn.Conv`; those of groups of
+    channels with fewer than 8 outputs each, and transposed groups, stay float. FalconLinear and
+    Conv1D of transformers are replaced too; the weight [K, N] of a Conv1D becomes the weight of a
+    linear. nn.LSTM, nn.GRU, nn.LSTMCell and nn.GRUCell become those of `qfx.nn`, with an int8
+    linear for each of their weights (`rnn.ih_l0` of the input, `rnn.hh_l0` of the state), if one of
+    these becomes int8. Blocks of experts become `qfx.nn.Experts`, and their routers stay float.
+    Embeddings become `qfx.nn.Embedding` if `config.embeddings` is "int8".
 
         qfx.quantize_(model, "w8a8")
 

@@ -220,7 +220,8 @@ def test_what_is_no_input_is_refused() -> None:
     ("make", "sentence"),
     [
         (lambda: nn.Conv2d(16, 16, 3, groups=16), "a depthwise convolution: each output reads one"),
-        (lambda: nn.Conv2d(16, 16, 3, groups=4), "of 4 groups of channels: each output reads 4"),
+        (lambda: nn.Conv2d(16, 16, 3, groups=4), "of 4 groups of channels with 4 outputs each"),
+        (lambda: nn.ConvTranspose2d(32, 32, 3, groups=2), "a transposed convolution of 2 groups"),
         (lambda: nn.ConvTranspose2d(8, 8, 3, dilation=2), "a dilated transposed convolution"),
         (lambda: nn.ConvTranspose1d(8, 8, 3, 2, padding=3), "more padding than its kernel covers"),
         (lambda: nn.utils.spectral_norm(nn.Conv1d(8, 8, 3)), "spectral_norm computes its weight"),

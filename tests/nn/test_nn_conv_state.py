@@ -209,7 +209,7 @@ def test_files_for_another_convolution_are_refused(tmp_path: Path) -> None:
             "up is an int8 linear, and .* ConvTranspose2d",
         ),
         "patches": (
-            nn.Conv2d(16, 32, 2, groups=4),
+            nn.Conv2d(16, 32, 2, groups=8),
             "patches is an int8 linear, .* a Conv2d of that",
         ),
     }.items():

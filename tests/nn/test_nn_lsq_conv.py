@@ -207,7 +207,10 @@ def test_what_stays_float_says_so() -> None:
 
 
 ODD: dict[str, tuple[Callable[[], Any], str]] = {
-    "groups": (lambda: LSQConv(nn.Conv2d(8, 8, 3, groups=2)), "of 2 groups of channels"),
+    "groups": (
+        lambda: LSQConv(nn.Conv2d(8, 8, 3, groups=2)),
+        "of 2 groups of channels with 4 outputs each",
+    ),
     "linear": (lambda: LSQConv(nn.Linear(8, 8)), "LSQConv: Linear is no convolution of torch.nn"),
     "rotation": (
         lambda: LSQConv(nn.Conv2d(8, 8, 3), qfx.Scheme(rotation=64)),

@@ -313,3 +313,27 @@ def test_code_that_makes_modules_is_compiled_while_wrappers_are_watched() -> Non
     with torch._dynamo.config.patch(compiled_autograd=True):  # which makes one
         torch.compile(lambda: model(x).sum().backward(), backend="eager")()
     assert torch.equal(model.bias.grad, torch.full((8,), 2.0))
+
+
+def test_convolutions_below_adapters_become_int8() -> None:
+    """The adapters train; PEFT neither puts one on an int8 convolution nor merges it, and says
+    so."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(3, 32, 3, padding=1), nn.ReLU(), nn.Conv2d(32, 16, 1))
+    x = torch.randn(2, 3, 8, 8)
+    model = adapted(copy.deepcopy(net), targets=["0", "2"], init_lora_weights=False)
+    with torch.no_grad():
+        exact = model(x)
+    qfx.quantize_(model, qfx.Config(skip=["lora_*"]))
+    y = model(x)
+    assert sqnr(exact, y.detach()) > 30
+    y.square().mean().backward()
+    trained = {n for n, p in model.named_parameters() if p.grad is not None}
+    assert trained == {n for n, _ in model.named_parameters() if "lora_" in n} and trained
+    bases = [layer.base_layer for layer in (model.base_model.model[0], model.base_model.model[2])]
+    assert [type(base) for base in bases] == [qfx.nn.Conv] * 2
+    with pytest.raises(RuntimeError):
+        model.merge_adapter()
+    assert torch.equal(model(x), y)
+    with pytest.raises(ValueError, match=r"Target module Conv\(.* is not supported"):
+        adapted(qfx.quantize_(net), targets=["0"])
