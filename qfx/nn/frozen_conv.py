@@ -100,12 +100,12 @@ class Groups(NamedTuple):
 
 def groups_of(weight: QuantizedWeight, count: int) -> Groups:
     """Cuts a weight [N, K] into those of `count` groups, N / count rows each."""
-    n, k = weight.shape
-    rows, scheme = n // count, weight.scheme
-    found = [
+    (n, k), scheme = weight.shape, weight.scheme
+    rows = n // count
+    found = (
         cut(weight.frozen, scheme, (n, k), (at, at + rows), (0, k)) for at in range(0, n, rows)
-    ]
-    each = [frozen for frozen in found if frozen is not None]  # whole rows are never None
+    )
+    each = [frozen for frozen in found if frozen is not None]  # whole rows can always be cut
     stack = each[0]._replace(packed=torch.stack([frozen.packed for frozen in each]))
     layout = layout_of(scheme.w, scheme.group, rows)
     return Groups(each, stack, weight.how._replace(given={**weight.how.given, "layout": layout}))
@@ -132,7 +132,10 @@ def parts(
     if count == 1:
         return [x], [matrix], [bias]
     biases = [None] * count if bias is None else bias.chunk(count)
-    return x.chunk(count, 1), matrix.chunk(count), biases
+    weights: Any = matrix.chunk(count)
+    if isinstance(matrix, QuantizedWeight):  # of which a copy of some rows is a weight again
+        weights = [rows.clone() for rows in weights]
+    return x.chunk(count, 1), weights, biases
 
 
 def _is_one_operator(x: Tensor, bias: Tensor | None, frozen: Frozen, how: Prepared) -> bool:

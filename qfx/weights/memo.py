@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qfx.host.tensors import is_fake
+from qfx.host.tensors import fake_mode_of, is_fake
 from qfx.weights.cache import CACHE
 from qfx.weights.change_detection import Snapshot, snapshot
 
@@ -31,6 +31,8 @@ class Memo:
             return derive()
         epoch, before = CACHE.epoch, self._of
         if before is None or self._epoch != epoch or not before.unchanged(tensors):
+            if fake_mode_of(()) is not None:  # what is derived now has no values
+                return derive()
             now = snapshot(tensors)
             self._value = derive()
             self._of, self._epoch = now, epoch

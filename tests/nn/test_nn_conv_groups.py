@@ -174,6 +174,19 @@ def test_compiled_and_exported() -> None:
         assert called.count("qfx.conv_dynamic.default") == 1
 
 
+def test_traces_and_function_transforms() -> None:
+    """A trace computes shapes without values, of which nothing may be kept."""
+    model = qfx.quantize_(nn.Sequential(Net().grouped).eval())
+    prepared = qfx.prepare_qat(nn.Sequential(Net().grouped).eval())
+    for net in (model, prepared):
+        traced = qfx.trace(net, X)
+        with torch.no_grad():
+            assert same_bits(traced(X), net(X))
+    with torch.no_grad():
+        each = torch.func.vmap(lambda x: model(x[None])[0])(X)
+    assert same_bits(each, model(X).detach())
+
+
 def test_explain_measures_it() -> None:
     model = nn.Sequential(Net().grouped).eval()
     reference = copy.deepcopy(model)
