@@ -11,8 +11,7 @@ from torch import fx
 from qfx.graph.views import View
 from qfx.match.base import Match
 from qfx.match.site import Site
-
-FEWEST_OUTPUTS = 8  # of a group: a kernel computes 32 side by side
+from qfx.values.limits import FEWEST_OUTPUTS
 
 
 @dataclass(frozen=True, kw_only=True)

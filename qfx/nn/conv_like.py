@@ -21,8 +21,7 @@ from qfx.graph.windows import (
     transposed_views,
     window_views,
 )
-from qfx.match.grouped import FEWEST_OUTPUTS
-from qfx.values.limits import unserved_type
+from qfx.values.limits import FEWEST_OUTPUTS, unserved_type
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 CONVOLUTIONS += (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)  # type: ignore

@@ -58,7 +58,7 @@ class LSQConv(LearnedSteps):
     @classmethod
     def blank(cls) -> LSQConv:
         """Returns a module that no user has changed."""
-        return cls(nn.Conv1d(1, 1, 1))
+        return cls(nn.Conv1d(1, 1, 1, device="meta", dtype=torch.float32))
 
     def _matrix(self) -> Tensor:
         return matrix_of(self.weight, self.views)

@@ -12,6 +12,7 @@ LARGEST_K = 65792  # docs/numerics.md (G1)
 _PER_OUTPUT = 6  # operations per output that only int8 has: (G1), (E1), (P1)
 _WIDTH = 32 // 8  # int8 elements that replace one float32 in a vector register
 LEAST_K = _PER_OUTPUT * _WIDTH // (_WIDTH - 1)
+FEWEST_OUTPUTS = 8  # of a group of channels: a kernel computes 32 side by side
 SERVED = "int8 serves float32, bfloat16 and float16"
 
 
