@@ -77,6 +77,7 @@ void without_a_finish(const Pending&) {}
 struct Copy {
   Format format;
   TileFn tiles[kMaxTileRows], prefetching_tiles[kMaxTileRows], few[kHints][kMaxTileRows];
+  TileFn narrow_tiles[kMaxTileRows];
   PairFn pairs[kHints][kMaxTileRows];
   Kernels kernels;
 
@@ -88,6 +89,10 @@ struct Copy {
       std::copy_n(from.pairs.tiles[hint], from.pairs.rows, pairs[hint]);
       format.few.tiles[hint] = few[hint];
       format.pairs.tiles[hint] = pairs[hint];
+    }
+    if (from.narrow_tiles != nullptr) {
+      std::copy_n(from.narrow_tiles, from.tile_rows, narrow_tiles);
+      format.narrow_tiles = narrow_tiles;
     }
     format.tiles = tiles;
     format.prefetching_tiles = prefetching_tiles;
@@ -196,6 +201,12 @@ void check_refusals(Subject& subject, const Kernels& kernels, const Format& form
       prefetching.prefetching_tiles[height - 1] = bug;
       refused(subject, plain, height, "a wrong tile");
       refused(subject, prefetching, height, "a wrong prefetching tile");
+    }
+    for (TileFn bug : {far_off, forgets_what_was_there}) {
+      if (format.narrow_tiles == nullptr) continue;
+      Copy narrow(kernels, format);
+      narrow.narrow_tiles[height - 1] = bug;
+      refused(subject, narrow, height, "a wrong narrow tile");
     }
   }
   Copy offset(kernels, format), constant(kernels, format);

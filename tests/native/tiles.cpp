@@ -57,6 +57,10 @@ class FormatTest {
         for (bool accumulate : {false, true}) {
           tile(problem, depth, place, rows, accumulate, "", format_.tiles);
           tile(problem, depth, place, rows, accumulate, ", prefetching", format_.prefetching_tiles);
+          if (format_.narrow_tiles != nullptr) {
+            tile(problem, depth, place, rows, accumulate, ", narrow", format_.narrow_tiles,
+                 kPanel / 2);
+          }
           for (int hint = 0; hint < kHints && rows <= format_.few.rows; ++hint) {
             tile(problem, depth, place, rows, accumulate, kHinted[hint], format_.few.tiles[hint]);
           }
@@ -87,7 +91,7 @@ class FormatTest {
   }
 
   void tile(const Problem& problem, int64_t depth, Place place, int rows, bool accumulate,
-            const char* what, const TileFn* tiles) {
+            const char* what, const TileFn* tiles, int columns = kPanel) {
     Subject& subject = tiles_[rows - 1];
     subject.begin("K=" + std::to_string(problem.k) + what + (accumulate ? ", accumulating" : "") +
                   ", operands " + name_of(place));
@@ -105,7 +109,8 @@ class FormatTest {
     tiles[rows - 1](a, lda, b, depth / kGroup, b + depth * kPanel, sums, accumulate);
     int32_t expected[kMaxTileRows * kPanel];
     for (int i = 0; i < rows * kPanel; ++i) {
-      expected[i] = static_cast<int32_t>(start[i] + raw(problem, i / kPanel, i % kPanel));
+      const uint32_t product = i % kPanel < columns ? raw(problem, i / kPanel, i % kPanel) : 0;
+      expected[i] = static_cast<int32_t>(start[i] + product);
     }
     subject.same(sums, expected, rows * kPanel);
   }

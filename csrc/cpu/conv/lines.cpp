@@ -10,9 +10,8 @@ namespace {
 constexpr int64_t kKeptBytes = 1 << 20;
 constexpr int64_t kPart = 128;  // outputs of a longer line that are read at a time
 
-Range widest(const Range& a, const Range& b) {
-  return {std::max(a.magnitude, b.magnitude), std::min(a.low, b.low), std::max(a.high, b.high)};
-}
+constexpr int64_t kLongPiece = 64;  // floats that every instruction set reads well in one piece
+constexpr int32_t kZeroMost = 0, kZeroDepth = ~0;  // the range of zeros
 
 // Inputs from the first to the last one of `count` outputs.
 int64_t reach_of(const WindowAxis& axis, int64_t count) {
@@ -22,13 +21,15 @@ int64_t reach_of(const WindowAxis& axis, int64_t count) {
 // Lines that lie between the first and the last one of a window.
 int64_t lines_of(const Windows& of) { return (of.h.kernel - 1) * of.h.dilation + 1; }
 
-constexpr int64_t kTile = 16;  // channels and columns that are transposed at a time
+constexpr int64_t kTile = 16;          // channels and columns that are transposed at a time
+constexpr int64_t kAhead = 4 * kTile;  // columns on, which are fetched meanwhile
 
 // Transposes a tile of kTile channels, `channel` apart, whose columns follow each other.
 template <typename Element>
 void interleave_tile(const Element* from, int64_t channel, int64_t channels, Element* to) {
   Element tile[kTile][kTile];
   for (int64_t c = 0; c < kTile; ++c) {
+    __builtin_prefetch(from + c * channel + kAhead);
     std::memcpy(tile[c], from + c * channel, sizeof(tile[c]));
   }
   for (int64_t w = 0; w < kTile; ++w) {
@@ -94,23 +95,61 @@ void Lines::lay_out(const LineReading& from, const LinePart& part) {
   channels_ = of.channels;
   columns_ = reach_of(of.w, outputs);
   floats_of_line_ = columns_ * of.channels;
-  step_ = of.w.stride * of.channels;
+  room_ = outputs + kWindowsAtOnce;
   floats_ = memory_.get<float>(slots * floats_of_line_);
-  reached_ = reached_ranges_.get<Range>(slots * outputs);
+  reached_ = reached_ranges_.get<int32_t>(2 * slots * room_);
   keys_.assign(slots, Key{});
-  slot_of_.assign(of.d.kernel * of.h.kernel, 0);
+  const int64_t taps = of.d.kernel * of.h.kernel;
+  slot_of_.assign(taps, 0);
+  most_.assign(taps, nullptr);
+  depth_.assign(taps, nullptr);
+  const bool dense = of.w.dilation == 1;
+  const int64_t run = of.channels * (dense ? of.w.kernel : 1);
+  const int64_t length = run % kLongPiece != 0 && run % kPiece == 0 ? kPiece : run;
+  runs_ = dense ? 1 : of.w.kernel;
+  apart_ = of.channels * of.w.dilation;
+  pieces_.assign(taps * runs_ * (run / length), nullptr);
+  reads_ = {taps * runs_ * (run / length),
+            length,
+            of.w.stride * of.channels,
+            taps,
+            pieces_.data(),
+            most_.data(),
+            depth_.data()};
+}
+
+RangeColumns Lines::reached_by(int64_t slot) const {
+  int32_t* most = reached_ + 2 * slot * room_;
+  return {most, most + room_};
+}
+
+WindowReads Lines::windows(int64_t w) {
+  const int64_t at = w - part_.begin, lines = reads_.lines;
+  const int64_t of_run = reads_.pieces / (lines * runs_);
+  const float** piece = pieces_.data();
+  for (int64_t i = 0; i < lines; ++i) {
+    const RangeColumns reached = reached_by(slot_of_[i]);
+    most_[i] = reached.most + at;
+    depth_[i] = reached.depth + at;
+    const float* run = floats_ + slot_of_[i] * floats_of_line_ + at * reads_.step;
+    for (int64_t j = 0; j < runs_; ++j, run += apart_) {
+      for (int64_t k = 0; k < of_run; ++k) *piece++ = run + k * reads_.length;
+    }
+  }
+  return reads_;
 }
 
 void Lines::fill(const LineReading& from, const Key& key, int64_t slot) {
   const Windows& of = from.of;
   float* to = floats_ + slot * floats_of_line_;
-  Range* reached = reached_ + slot * (part_.end - part_.begin);
-  const int64_t first = of.w.input(part_.begin, 0);
+  const RangeColumns reached = reached_by(slot);
+  const int64_t outputs = part_.end - part_.begin, first = of.w.input(part_.begin, 0);
   const int64_t begin = std::clamp<int64_t>(-first, 0, columns_);
   const int64_t end = std::clamp<int64_t>(of.w.size - first, begin, columns_);
   if (!of.d.inside(key.d) || !of.h.inside(key.h)) {
     std::fill_n(to, floats_of_line_, 0.f);
-    std::fill_n(reached, part_.end - part_.begin, Range{0, 0, 0});
+    std::fill_n(reached.most, outputs, kZeroMost);
+    std::fill_n(reached.depth, outputs, kZeroDepth);
     return;
   }
   std::fill_n(to, begin * channels_, 0.f);
@@ -118,23 +157,22 @@ void Lines::fill(const LineReading& from, const Key& key, int64_t slot) {
   Key inside = key;
   inside.begin = first + begin;
   inside.end = first + end;
-  fill_pixels(from, inside, to + begin * channels_);
-  if (!from.ranges && from.rotation == 0) return;
-  Range* ranges = pixel_ranges_.get<Range>(columns_);
-  std::fill_n(ranges, columns_, Range{0, 0, 0});
-  const Transform rotated = {nullptr, from.rotation};
-  for (int64_t w = begin; w < end; ++w) {
-    float* pixel = to + w * channels_;
-    if (from.rotation != 0) {
-      from.kernels.row->rotate(pixel, channels_, &rotated, pixel, ranges + w);
-    } else {
-      from.kernels.row->range(pixel, channels_, ranges + w);
-    }
-  }
-  find_ranges(from, ranges, reached);
+  float* pixels = to + begin * channels_;
+  if (!from.ranges) return fill_pixels(from, inside, pixels);
+  const PixelRow row = {pixels_of(from, inside, pixels), end - begin, channels_, from.rotation};
+  find_ranges(from, row, begin, pixels, reached);
 }
 
-// Columns [key.begin, key.end) of a line that lies in the image.
+// Columns [key.begin, key.end) of a line that lies in the image: where they are, or `to`.
+const float* Lines::pixels_of(const LineReading& from, const Key& key, float* to) {
+  const Image& x = from.x;
+  if (x.dtype == Dtype::kFloat32 && x.c == 1 && x.w == channels_) {
+    return reinterpret_cast<const float*>(x.at(key.b, key.d, key.h, key.begin));
+  }
+  fill_pixels(from, key, to);
+  return to;
+}
+
 void Lines::fill_pixels(const LineReading& from, const Key& key, float* to) {
   const Image& x = from.x;
   const int64_t count = key.end - key.begin;
@@ -159,21 +197,20 @@ void Lines::fill_pixels(const LineReading& from, const Key& key, float* to) {
   from.kernels.row->widen(raw, x.dtype, count * channels_, to);
 }
 
-void Lines::find_ranges(const LineReading& from, const Range* of_pixels, Range* reached) const {
+// Rotates the pixels from column `begin` on that lie in the image, and finds what windows reach.
+void Lines::find_ranges(const LineReading& from, const PixelRow& inside, int64_t begin, float* to,
+                        const RangeColumns& reached) {
+  const WindowKernels& kernels = *from.kernels.row->windows;
   const WindowAxis& w = from.of.w;
-  for (int64_t o = 0; o < part_.end - part_.begin; ++o) {
-    const Range* pixel = of_pixels + o * w.stride;
-    Range all = pixel[0];
-    for (int64_t tap = 1; tap < w.kernel; ++tap) all = widest(all, pixel[tap * w.dilation]);
-    reached[o] = all;
-  }
-}
-
-Range Lines::range(int64_t w) const {
-  const int64_t outputs = part_.end - part_.begin, at = w - part_.begin;
-  Range all = {0, 0, 0};
-  for (const int64_t slot : slot_of_) all = widest(all, reached_[slot * outputs + at]);
-  return all;
+  int32_t* most = pixel_ranges_.get<int32_t>(2 * columns_);
+  int32_t* depth = most + columns_;
+  std::fill_n(most, columns_, kZeroMost);
+  std::fill_n(depth, columns_, kZeroDepth);
+  const RangeColumns found = {most + begin, depth + begin};
+  kernels.rotate_pixels(&inside, to, &found);
+  const int64_t outputs = part_.end - part_.begin;
+  kernels.reach(most, outputs, w.stride, w.kernel, w.dilation, reached.most);
+  kernels.reach(depth, outputs, w.stride, w.kernel, w.dilation, reached.depth);
 }
 
 }  // namespace qfx::cpu

@@ -9,6 +9,7 @@
 #include "cpu/core/scratch.h"
 #include "cpu/kernels/tables/kernels.h"
 #include "cpu/kernels/tables/rows.h"
+#include "cpu/kernels/tables/windows.h"
 
 namespace qfx::cpu {
 
@@ -36,13 +37,8 @@ class Lines {
   // Makes the lines ready that this part of the output line at.d, at.h of image at.b reads.
   void prepare(const LineReading& from, const OutputPixel& at, const LinePart& part);
 
-  // What tap (d, h) = i of output w reads, from tap 0 of w on; pixel after pixel.
-  const float* pixels(int64_t i, int64_t w) const {
-    return floats_ + slot_of_[i] * floats_of_line_ + (w - part_.begin) * step_;
-  }
-
-  // The range of all that output w reads.
-  Range range(int64_t w) const;
+  // How outputs w, w + 1, ... read these lines, until the next call.
+  WindowReads windows(int64_t w);
 
  private:
   struct Key {
@@ -53,17 +49,24 @@ class Lines {
 
   void lay_out(const LineReading& from, const LinePart& part);
   void fill(const LineReading& from, const Key& key, int64_t slot);
+  const float* pixels_of(const LineReading& from, const Key& key, float* to);
   void fill_pixels(const LineReading& from, const Key& key, float* to);
-  void find_ranges(const LineReading& from, const Range* of_pixels, Range* reached) const;
+  void find_ranges(const LineReading& from, const PixelRow& inside, int64_t begin, float* to,
+                   const RangeColumns& reached);
+  RangeColumns reached_by(int64_t slot) const;
 
   Scratch memory_, pixel_ranges_, reached_ranges_, raw_;
   std::vector<Key> keys_;         // of the slots
   std::vector<int64_t> slot_of_;  // of each tap (d, h)
   LinePart part_ = {0, 0};
   float* floats_ = nullptr;
-  Range* reached_ = nullptr;
+  int32_t* reached_ = nullptr;  // of each slot, RangeColumns of room_ numbers each
   uint64_t number_ = 0;
-  int64_t columns_ = 0, floats_of_line_ = 0, step_ = 0, channels_ = 0;
+  int64_t columns_ = 0, floats_of_line_ = 0, channels_ = 0, room_ = 0;
+  WindowReads reads_ = {};
+  int64_t runs_ = 0, apart_ = 0;      // of what is read of a line; floats from one to the next
+  std::vector<const float*> pieces_;  // as reads_ has them
+  std::vector<const int32_t*> most_, depth_;
 };
 
 }  // namespace qfx::cpu

@@ -3,9 +3,6 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
-#include <new>
-
-#include "cpu/kernels/tables/code.h"
 
 namespace qfx::cpu {
 namespace {
@@ -60,62 +57,47 @@ void WindowRows::fill(int64_t begin, int64_t end) const {
   }
 }
 
-void WindowRows::fill_line(const Lines& lines, int64_t m, int64_t w, int64_t count) const {
+void WindowRows::fill_line(Lines& lines, int64_t m, int64_t w, int64_t count) const {
   thread_local Scratch scratch;
   const bool in_place = rows.format->bytes_per_code == 1;
-  int8_t* apart = in_place ? nullptr : scratch.get<int8_t>(kRowsAtOnce * w_.k);
+  int8_t* apart = in_place ? nullptr : scratch.get<int8_t>(kWindowsAtOnce * w_.k);
   const int64_t stride = in_place ? rows.stride : w_.k;
-  RowCode codes[kRowsAtOnce];
-  for (int64_t i = 0; i < count; i += kRowsAtOnce) {
-    const int64_t some = std::min<int64_t>(kRowsAtOnce, count - i);
-    int8_t* q = in_place ? reinterpret_cast<int8_t*>(rows.a + (m + i) * stride) : apart;
+  int32_t zero[kWindowsAtOnce];
+  for (int64_t i = 0; i < count; i += kWindowsAtOnce) {
+    const int64_t some = std::min<int64_t>(kWindowsAtOnce, count - i), row = m + i;
+    int8_t* q = in_place ? reinterpret_cast<int8_t*>(rows.a + row * stride) : apart;
+    const WindowReads reads = lines.windows(w + i);
+    const WindowCodes to = {q, stride, scales_ + row, zero};
     if (by_pixel_) {
-      quantize(lines, w + i, some, codes, q, stride);
+      kernels_.row->windows->quantize(&reads, some, &from_.spec, &to);
     } else {
-      quantize_gathered(lines, w + i, some, codes, q, stride);
+      quantize_gathered(reads, some, to);
     }
-    for (int64_t r = 0; r < some; ++r) {
-      arrange_row(w_, q + r * stride, codes[r].zero_point, m + i + r, rows);
-      scales_[m + i + r] = codes[r].scale;
-    }
+    arrange_rows(w_, q, stride, zero, {row, row + some}, rows);
   }
 }
 
-void WindowRows::quantize(const Lines& lines, int64_t w, int64_t count, RowCode* codes, int8_t* q,
-                          int64_t stride) const {
-  const int64_t segment = segment_of(from_.of), channels = from_.of.channels;
-  const int64_t line = channels * from_.of.w.kernel, step = channels * from_.of.w.dilation;
-  for (int64_t r = 0; r < count; ++r) {
-    ::new (&codes[r]) RowCode(code_of(lines.range(w + r), from_.spec));
-  }
-  for (int64_t r = 0; r < count; ++r) {
-    int8_t* to = q + r * stride;
-    for (int64_t i = 0; i < from_.of.d.kernel * from_.of.h.kernel; ++i) {
-      const float* pixels = lines.pixels(i, w + r);
-      for (int64_t k = 0; k < line; k += segment, to += segment, pixels += step) {
-        kernels_.row->quantize(pixels, segment, &codes[r], to);
-      }
-    }
-  }
-}
-
-void WindowRows::quantize_gathered(const Lines& lines, int64_t w, int64_t count, RowCode* codes,
-                                   int8_t* q, int64_t stride) const {
+void WindowRows::quantize_gathered(const WindowReads& reads, int64_t count,
+                                   const WindowCodes& to) const {
   thread_local Scratch scratch;
-  const int64_t segment = segment_of(from_.of), channels = from_.of.channels;
-  const int64_t line = channels * from_.of.w.kernel, step = channels * from_.of.w.dilation;
   float* gathered = scratch.get<float>(kRowsAtOnce * w_.k);
-  float* to = gathered;
-  for (int64_t r = 0; r < count; ++r) {
-    for (int64_t i = 0; i < from_.of.d.kernel * from_.of.h.kernel; ++i) {
-      const float* pixels = lines.pixels(i, w + r);
-      for (int64_t k = 0; k < line; k += segment, to += segment, pixels += step) {
-        std::memcpy(to, pixels, segment * sizeof(float));
+  RowCode codes[kRowsAtOnce];
+  for (int64_t first = 0; first < count; first += kRowsAtOnce) {
+    const int64_t some = std::min<int64_t>(kRowsAtOnce, count - first);
+    float* at = gathered;
+    for (int64_t r = first; r < first + some; ++r) {
+      for (int64_t i = 0; i < reads.pieces; ++i, at += reads.length) {
+        std::memcpy(at, reads.from[i] + r * reads.step, reads.length * sizeof(float));
       }
     }
+    const FloatMatrix windows = {gathered, Dtype::kFloat32, some, w_.k, w_.k, from_.transform};
+    quantize_rows(kernels_, windows, from_.spec, nullptr, 0, some, codes, to.q + first * to.stride,
+                  to.stride);
+    for (int64_t r = 0; r < some; ++r) {
+      to.scale[first + r] = codes[r].scale;
+      to.zero_point[first + r] = codes[r].zero_point;
+    }
   }
-  const FloatMatrix windows = {gathered, Dtype::kFloat32, count, w_.k, w_.k, from_.transform};
-  quantize_rows(kernels_, windows, from_.spec, nullptr, 0, count, codes, q, stride);
 }
 
 }  // namespace qfx::cpu

@@ -24,11 +24,8 @@ class WindowRows final : public RowSource {
   int64_t part() const override;
 
  private:
-  void fill_line(const Lines& lines, int64_t m, int64_t w, int64_t count) const;
-  void quantize(const Lines& lines, int64_t w, int64_t count, RowCode* codes, int8_t* q,
-                int64_t stride) const;
-  void quantize_gathered(const Lines& lines, int64_t w, int64_t count, RowCode* codes, int8_t* q,
-                         int64_t stride) const;
+  void fill_line(Lines& lines, int64_t m, int64_t w, int64_t count) const;
+  void quantize_gathered(const WindowReads& reads, int64_t count, const WindowCodes& to) const;
 
   const Kernels& kernels_;
   const PackedWeight& w_;

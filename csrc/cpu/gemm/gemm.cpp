@@ -93,11 +93,18 @@ Rows make_rows(const Format& format, int64_t count, const PackedWeight& w, RowsM
 
 void arrange_row(const PackedWeight& w, const int8_t* q, int32_t zero_point, int64_t m,
                  const Rows& rows) {
+  arrange_rows(w, q, 0, &zero_point, {m, m + 1}, rows);
+}
+
+void arrange_rows(const PackedWeight& w, const int8_t* q, int64_t stride, const int32_t* zero_point,
+                  const RowBlock& which, const Rows& rows) {
   const Format& format = *rows.format;
   const int64_t depth = round_up(w.k, format.k_multiple);
-  rows.add[m] = format.arrange(q, w.k, depth, rows.a + m * rows.stride);
-  rows.mul[m] = static_cast<int32_t>(static_cast<uint32_t>(zero_point) +
-                                     static_cast<uint32_t>(format.mul_offset));
+  for (int64_t m = which.begin; m < which.end; ++m, q += stride, ++zero_point) {
+    rows.add[m] = format.arrange(q, w.k, depth, rows.a + m * rows.stride);
+    rows.mul[m] = static_cast<int32_t>(static_cast<uint32_t>(*zero_point) +
+                                       static_cast<uint32_t>(format.mul_offset));
+  }
 }
 
 void for_each_panel(const RowSource& from, std::span<const Columns> all) {

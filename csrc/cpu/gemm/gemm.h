@@ -50,6 +50,10 @@ RowsMemory& rows_memory();
 void arrange_row(const PackedWeight& w, const int8_t* q, int32_t zero_point, int64_t m,
                  const Rows& rows);
 
+// Arranges the codes of rows `which`, which lie `stride` apart.
+void arrange_rows(const PackedWeight& w, const int8_t* q, int64_t stride, const int32_t* zero_point,
+                  const RowBlock& which, const Rows& rows);
+
 // Rows, and what makes them ready; called from several threads at once for different rows.
 struct RowSource {
   Rows rows;

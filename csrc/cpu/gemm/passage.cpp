@@ -52,6 +52,8 @@ void run_panel(const Rows& rows, const PackedWeight& w, const RowBlock& block, i
   Panel panel;
   sink.load_panel(p, &panel);
   const Passage how = passage_of(rows, w, block.rows());
+  const bool narrow = !how.streams && w.n - p * kPanel <= kPanel / 2;
+  const TileFn* narrow_tiles = narrow ? rows.format->narrow_tiles : nullptr;
   const bool whole = how.block >= how.depth;  // then all tiles have the same sums, which stay near
   for (int64_t k = 0; k == 0 || k < how.depth; k += how.block) {
     const int64_t groups = std::min(how.block, how.depth - k) / kGroup;
@@ -60,7 +62,8 @@ void run_panel(const Rows& rows, const PackedWeight& w, const RowBlock& block, i
     for (int64_t m = block.begin; m < block.end; m += how.height) {
       const int height_here = static_cast<int>(std::min(how.height, block.end - m));
       const int64_t row = m - block.begin;
-      const auto [tiles, ahead] = fetching_at(rows, how, row, b, groups * kGroup * kPanel);
+      auto [tiles, ahead] = fetching_at(rows, how, row, b, groups * kGroup * kPanel);
+      if (narrow_tiles != nullptr) tiles = narrow_tiles;
       const uint8_t* a = rows.a + m * rows.stride + k * rows.format->bytes_per_code;
       int32_t* tile = whole ? sums : sums + row * kPanel;
       tiles[height_here - 1](a, rows.stride, b, groups, ahead, tile, k > 0);

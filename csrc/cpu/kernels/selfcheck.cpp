@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <utility>
 
 #include "cpu/kernels/selfcheck_floats.h"
 #include "cpu/kernels/selfcheck_groups.h"
@@ -16,11 +17,11 @@ namespace qfx::cpu {
 namespace {
 
 // The first of the sums [panels][rows][32] that is wrong, as (row, column), or (rows, 0) if none
-// is.
+// is, of so many columns.
 std::array<int, 2> first_wrong(const Format& format, const Arranged& x, const int32_t* sums,
-                               int panels, int rows, int begin, const Problem& problem) {
+                               int columns, int rows, int begin, const Problem& problem) {
   for (int m = 0; m < rows; ++m) {
-    for (int n = 0; n < panels * kPanel; ++n) {
+    for (int n = 0; n < columns; ++n) {
       // Unsigned, as wrong sums may be anything.
       const int32_t sum = sums[(n / kPanel * rows + m) * kPanel + n % kPanel];
       const uint32_t found =
@@ -32,16 +33,28 @@ std::array<int, 2> first_wrong(const Format& format, const Arranged& x, const in
   return {rows, 0};
 }
 
+// A tile that computes so many columns.
+struct CheckedTile {
+  TileFn tile;
+  int columns;
+};
+
 // One of them on rows begin, begin + 1, ...
-std::array<int, 2> first_wrong(const Format& format, TileFn tile, int rows, int begin,
-                               const Problem& problem) {
+std::array<int, 2> first_wrong(const Format& format, const CheckedTile& checked, int rows,
+                               int begin, const Problem& problem) {
+  const auto& [tile, columns] = checked;
   const Arranged x(format, rows, begin, problem);
   alignas(64) int32_t sums[kMaxTileRows * kPanel];
   const int first = format.k_multiple;  // the rest is accumulated
   tile(x.a, x.kStride, problem.b, first / kGroup, problem.b, sums, false);
   tile(x.a + first * format.bytes_per_code, x.kStride, problem.b + first * kPanel,
        (x.depth - first) / kGroup, problem.b, sums, true);
-  return first_wrong(format, x, sums, 1, rows, begin, problem);
+  return first_wrong(format, x, sums, columns, rows, begin, problem);
+}
+
+std::array<int, 2> first_wrong(const Format& format, TileFn tile, int rows, int begin,
+                               const Problem& problem) {
+  return first_wrong(format, CheckedTile{tile, kPanel}, rows, begin, problem);
 }
 
 std::array<int, 2> first_wrong(const Format& format, PairFn pair, int rows, int begin,
@@ -49,7 +62,7 @@ std::array<int, 2> first_wrong(const Format& format, PairFn pair, int rows, int 
   const Arranged x(format, rows, begin, problem);
   alignas(64) int32_t sums[kPanels * kMaxTileRows * kPanel];
   pair(x.a, x.kStride, problem.b, kPanelBytes, x.depth / kGroup, 0, sums);
-  return first_wrong(format, x, sums, kPanels, rows, begin, problem);
+  return first_wrong(format, x, sums, kPanels * kPanel, rows, begin, problem);
 }
 
 template <typename Fn>
@@ -87,10 +100,14 @@ int first_other(const float* found, const float* expected, int n) {
 
 std::string fault_of_format(const Kernels& kernels, const Format& format, const Problem& problem) {
   for (int rows = 1; rows <= format.tile_rows; ++rows) {
-    for (const TileFn* tiles :
-         {format.tiles, format.prefetching_tiles, format.half_prefetching_tiles}) {
+    const std::pair<const TileFn*, int> all[] = {{format.tiles, kPanel},
+                                                 {format.prefetching_tiles, kPanel},
+                                                 {format.half_prefetching_tiles, kPanel},
+                                                 {format.narrow_tiles, kPanel / 2}};
+    for (const auto& [tiles, columns] : all) {
       if (tiles == nullptr) continue;
-      const std::string fault = fault_of_tile(kernels, format, tiles[rows - 1], rows, problem);
+      const CheckedTile tile = {tiles[rows - 1], columns};
+      const std::string fault = fault_of_tile(kernels, format, tile, rows, problem);
       if (!fault.empty()) return fault;
     }
   }

@@ -23,6 +23,7 @@
 #include "cpu/kernels/rows/softmax_mask.h"
 #include "cpu/kernels/rows/weight_only.h"
 #include "cpu/kernels/rows/widen.h"
+#include "cpu/kernels/rows/windows.h"
 #include "cpu/kernels/tables/attention.h"
 #include "cpu/kernels/tables/kernels.h"
 #include "cpu/kernels/tables/lowbit.h"
@@ -46,6 +47,7 @@ constexpr RowKernels kRowKernels = {
     .quantize_columns = quantize_columns,
     .lstm = lstm_row,
     .gru = gru_row,
+    .windows = &kWindowKernels,
 };
 
 constexpr SumKernels kSumKernels = {

@@ -3,6 +3,7 @@
 
 #include "cpu/kernels/rows/store.h"
 #include "cpu/kernels/tables/rows.h"
+#include "cpu/kernels/tables/windows.h"
 
 #if defined(__AVX2__)
 #include <immintrin.h>
@@ -32,8 +33,8 @@ inline float scaled(float x, float inverse) {
 
 #if defined(__AVX512BW__)
 template <bool kFar>
-inline __m512i integers_of_16(const float* x, __m512 inverse) {
-  __m512 v = _mm512_mul_ps(_mm512_loadu_ps(x), inverse);
+inline __m512i integers_of_16(__m512 x, __m512 inverse) {
+  __m512 v = _mm512_mul_ps(x, inverse);
   if constexpr (kFar) {
     v = _mm512_max_ps(_mm512_set1_ps(-1024.f), v);
     v = _mm512_min_ps(_mm512_set1_ps(1024.f), v);
@@ -41,26 +42,42 @@ inline __m512i integers_of_16(const float* x, __m512 inverse) {
   return _mm512_cvtps_epi32(v);
 }
 
-template <bool kFar>
-inline void quantize_block(const float* x, const RowCode& code, int8_t* q) {
+// The codes of four vectors, the i-th of which is load(i).
+template <bool kFar, typename Load>
+inline __m512i codes_of_64(const RowCode& code, const Load& load) {
   const __m512 inverse = _mm512_set1_ps(code.inverse);
   const __m512i zero = _mm512_set1_epi16(static_cast<int16_t>(code.zero_point));
-  const auto pair = [&](const float* from) {
-    const __m512i v = _mm512_packs_epi32(integers_of_16<kFar>(from, inverse),
-                                         integers_of_16<kFar>(from + 16, inverse));
+  const auto pair = [&](int i) {
+    const __m512i v = _mm512_packs_epi32(integers_of_16<kFar>(load(i), inverse),
+                                         integers_of_16<kFar>(load(i + 1), inverse));
     return _mm512_add_epi16(v, zero);
   };
   // The packing instructions saturate, which clamps to 8 bits, and work in lanes of 16 bytes.
   const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
-  __m512i v = _mm512_permutexvar_epi32(order, _mm512_packs_epi16(pair(x), pair(x + 32)));
+  __m512i v = _mm512_permutexvar_epi32(order, _mm512_packs_epi16(pair(0), pair(2)));
   v = _mm512_max_epi8(v, _mm512_set1_epi8(static_cast<char>(code.qmin)));
-  v = _mm512_min_epi8(v, _mm512_set1_epi8(static_cast<char>(code.qmax)));
-  _mm512_storeu_si512(q, v);
+  return _mm512_min_epi8(v, _mm512_set1_epi8(static_cast<char>(code.qmax)));
+}
+
+template <bool kFar>
+inline void quantize_block(const float* x, const RowCode& code, int8_t* q) {
+  const auto load = [&](int i) { return _mm512_loadu_ps(x + 16 * i); };
+  _mm512_storeu_si512(q, codes_of_64<kFar>(code, load));
+}
+
+// The first n < kBlock elements of a block.
+template <bool kFar>
+inline void quantize_rest(const float* x, int64_t n, const RowCode& code, int8_t* q) {
+  const uint64_t there = (uint64_t{1} << n) - 1;
+  const auto load = [&](int i) {
+    return _mm512_maskz_loadu_ps(static_cast<__mmask16>(there >> 16 * i), x + 16 * i);
+  };
+  _mm512_mask_storeu_epi8(q, there, codes_of_64<kFar>(code, load));
 }
 #elif defined(__AVX2__)
 template <bool kFar>
-inline __m256i codes_of_8(const float* x, const RowCode& code) {
-  __m256 v = _mm256_mul_ps(_mm256_loadu_ps(x), _mm256_set1_ps(code.inverse));
+inline __m256i codes_of_8(__m256 x, const RowCode& code) {
+  __m256 v = _mm256_mul_ps(x, _mm256_set1_ps(code.inverse));
   if constexpr (kFar) {
     v = _mm256_max_ps(_mm256_set1_ps(-1024.f), v);
     v = _mm256_min_ps(_mm256_set1_ps(1024.f), v);
@@ -68,17 +85,23 @@ inline __m256i codes_of_8(const float* x, const RowCode& code) {
   return _mm256_add_epi32(_mm256_cvtps_epi32(v), _mm256_set1_epi32(code.zero_point));
 }
 
-template <bool kFar>
-inline void quantize_block(const float* x, const RowCode& code, int8_t* q) {
+// The codes of four vectors, the i-th of which is load(i).
+template <bool kFar, typename Load>
+inline __m256i codes_of_32(const RowCode& code, const Load& load) {
   // The packing instructions saturate, which clamps to 8 bits, and work in halves of 16 bytes.
-  const __m256i low = _mm256_packs_epi32(codes_of_8<kFar>(x, code), codes_of_8<kFar>(x + 8, code));
-  const __m256i high =
-      _mm256_packs_epi32(codes_of_8<kFar>(x + 16, code), codes_of_8<kFar>(x + 24, code));
-  __m256i v = _mm256_packs_epi16(low, high);
+  const auto pair = [&](int i) {
+    return _mm256_packs_epi32(codes_of_8<kFar>(load(i), code), codes_of_8<kFar>(load(i + 1), code));
+  };
+  __m256i v = _mm256_packs_epi16(pair(0), pair(2));
   v = _mm256_permutevar8x32_epi32(v, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
   v = _mm256_max_epi8(v, _mm256_set1_epi8(static_cast<char>(code.qmin)));
-  v = _mm256_min_epi8(v, _mm256_set1_epi8(static_cast<char>(code.qmax)));
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(q), v);
+  return _mm256_min_epi8(v, _mm256_set1_epi8(static_cast<char>(code.qmax)));
+}
+
+template <bool kFar>
+inline void quantize_block(const float* x, const RowCode& code, int8_t* q) {
+  const auto load = [&](int i) { return _mm256_loadu_ps(x + 8 * i); };
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(q), codes_of_32<kFar>(code, load));
 }
 #else
 template <bool kFar>
@@ -93,6 +116,17 @@ inline void quantize_block(const float* x, const RowCode& code, int8_t* q) {
 }
 #endif
 
+#if !defined(__AVX512BW__)
+template <bool kFar>
+inline void quantize_rest(const float* x, int64_t n, const RowCode& code, int8_t* q) {
+  float rest[kBlock] = {};
+  int8_t codes[kBlock];
+  __builtin_memcpy(rest, x, n * sizeof(float));
+  quantize_block<kFar>(rest, code, codes);
+  __builtin_memcpy(q, codes, n);
+}
+#endif
+
 template <bool kFar>
 inline void quantize_any(const float* x, int64_t n, const RowCode* code, int8_t* q) {
   if (!code->finite) {  // (Q4)
@@ -102,12 +136,26 @@ inline void quantize_any(const float* x, int64_t n, const RowCode* code, int8_t*
   const RowCode kept = *code;
   int64_t i = 0;
   for (; i + kBlock <= n; i += kBlock) quantize_block<kFar>(x + i, kept, q + i);
-  if (i == n) return;
-  float rest[kBlock] = {};
-  int8_t codes[kBlock];
-  __builtin_memcpy(rest, x + i, (n - i) * sizeof(float));
-  quantize_block<kFar>(rest, kept, codes);
-  __builtin_memcpy(q + i, codes, n - i);
+  if (i < n) quantize_rest<kFar>(x + i, n - i, kept, q + i);
+}
+
+// Pieces of kPiece floats, the i-th at from[i] + offset, become codes that follow each other. (Q3)
+inline void quantize_pieces(const float* const* from, int64_t count, int64_t offset,
+                            const RowCode& code, int8_t* q) {
+  int64_t i = 0;
+#if defined(__AVX512BW__)
+  for (; code.finite && i + 4 <= count; i += 4) {
+    const auto load = [&](int j) { return _mm512_loadu_ps(from[i + j] + offset); };
+    _mm512_storeu_si512(q + kPiece * i, codes_of_64<false>(code, load));
+  }
+#elif defined(__AVX2__)
+  for (; code.finite && i + 2 <= count; i += 2) {
+    const auto load = [&](int j) { return _mm256_loadu_ps(from[i + j / 2] + offset + j % 2 * 8); };
+    const __m256i codes = codes_of_32<false>(code, load);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(q + kPiece * i), codes);
+  }
+#endif
+  for (; i < count; ++i) quantize_any<false>(from[i] + offset, kPiece, &code, q + kPiece * i);
 }
 
 // (Q3)

@@ -35,6 +35,8 @@ struct WideExtremes {
   Extremes reduced() const {
     return {_mm512_reduce_max_epi32(most), _mm512_reduce_max_epu32(least)};
   }
+  // The patterns of the negated numbers, which are in order where any of these is negative.
+  __m512i negated_least() const { return _mm512_xor_si512(least, _mm512_set1_epi32(1 << 31)); }
 };
 
 inline Extremes extremes_of_row(const float* x, int64_t n) {
@@ -66,6 +68,7 @@ struct WideExtremes {
     l = _mm_max_epu32(l, _mm_shuffle_epi32(l, 0xb1));
     return {_mm_cvtsi128_si32(m), static_cast<uint32_t>(_mm_cvtsi128_si32(l))};
   }
+  __m256i negated_least() const { return _mm256_xor_si256(least, _mm256_set1_epi32(1 << 31)); }
 };
 
 inline Extremes extremes_of_row(const float* x, int64_t n) {

@@ -77,7 +77,7 @@ inline void stages(Vector* v) {
 }
 
 template <int kBlock, bool kBack, bool kFactor>
-inline Range rotate_scaled(const float* x, int64_t n, const float* factor, float* out) {
+inline WideExtremes rotate_vectors(const float* x, int64_t n, const float* factor, float* out) {
   constexpr int kVectors = kBlock / kLanes;
   WideExtremes extremes;
   for (int64_t k = 0; k < n; k += kBlock) {
@@ -98,13 +98,15 @@ inline Range rotate_scaled(const float* x, int64_t n, const float* factor, float
       store(out + at, v[i]);
     }
   }
-  return range_between(extremes.reduced());
+  return extremes;
 }
 
 template <int kBlock, bool kBack>
 inline Range rotate_blocks(const float* x, int64_t n, const float* factor, float* out) {
-  if (factor == nullptr) return rotate_scaled<kBlock, kBack, false>(x, n, factor, out);
-  return rotate_scaled<kBlock, kBack, true>(x, n, factor, out);
+  if (factor == nullptr) {
+    return range_between(rotate_vectors<kBlock, kBack, false>(x, n, factor, out).reduced());
+  }
+  return range_between(rotate_vectors<kBlock, kBack, true>(x, n, factor, out).reduced());
 }
 
 }  // namespace wide

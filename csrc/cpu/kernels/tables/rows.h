@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "cpu/kernels/tables/panel.h"
+#include "cpu/kernels/tables/windows.h"
 #include "types.h"
 
 namespace qfx::cpu {
@@ -75,6 +76,7 @@ struct RowKernels {
                            int32_t* colsum);
   void (*lstm)(const CellRow* row);
   void (*gru)(const CellRow* row);
+  const WindowKernels* windows;
 };
 
 }  // namespace qfx::cpu

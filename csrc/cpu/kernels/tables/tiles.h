@@ -92,6 +92,9 @@ struct Format {
   // The same, which fetch half as many bytes: two tiles of a block share what is to be fetched, so
   // that memory is read all the time. Null where there are none.
   const TileFn* half_prefetching_tiles = nullptr;
+  // Tiles of panels whose right half is zero: they do not read it, and the sums there become 0, or
+  // stay where products are accumulated. Null where there are none.
+  const TileFn* narrow_tiles = nullptr;
   int32_t (*arrange)(const int8_t* q, int64_t k, int64_t padded_k, uint8_t* a);
   // What a thread calls after its last tile, to release what tiles set up. Null if nothing.
   void (*release)() = nullptr;

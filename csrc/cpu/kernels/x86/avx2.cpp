@@ -96,6 +96,7 @@ constexpr Format kWide = {.name = "s8s8",
                           .mul_offset = 0,
                           .tiles = kTiles<SignMask, kNothing>.data(),
                           .prefetching_tiles = kTiles<SignMask, kT0>.data(),
+                          .narrow_tiles = kNarrowTiles<SignMask>.data(),
                           .arrange = arrange_signs,
                           .multiply = multiply,
                           .few = few_tiles<SignMask>(),
@@ -111,6 +112,7 @@ constexpr Format offset_format(const char* name) {
   format.mul_offset = kOffset;
   format.tiles = kTiles<Operand, kNothing>.data();
   format.prefetching_tiles = kTiles<Operand, kT0>.data();
+  format.narrow_tiles = kNarrowTiles<Operand>.data();
   format.arrange = arrange_offset<kOffset>;
   format.few = few_tiles<Operand>();
   format.groups = &kGroups<Operand>;

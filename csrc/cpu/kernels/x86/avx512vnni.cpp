@@ -100,6 +100,31 @@ void tile(const uint8_t* a, int64_t lda, const int8_t* b, int64_t groups, const 
   strip<1, kRows, kHint, kFetched>(a, lda, b, 0, groups, ahead, out, accumulate);
 }
 
+// The left 16 columns alone.
+template <int kRows>
+void narrow_tile(const uint8_t* a, int64_t lda, const int8_t* b, int64_t groups, const int8_t*,
+                 int32_t* out, bool accumulate) {
+  __m512i acc[kRows];
+#pragma GCC unroll 12
+  for (int r = 0; r < kRows; ++r) {
+    acc[r] = accumulate ? _mm512_loadu_si512(out + r * kPanel) : _mm512_setzero_si512();
+  }
+  RowPointers<uint8_t, kRows> rows(a, lda);
+  for (int64_t g = 0; g < groups; ++g, b += kPanel * kGroup) {
+    const __m512i w = _mm512_loadu_si512(b);
+#pragma GCC unroll 12
+    for (int r = 0; r < kRows; ++r) {
+      acc[r] = _mm512_dpbusd_epi32(acc[r], word_at(rows.of(r)), w);
+    }
+    rows.move(kGroup);
+  }
+#pragma GCC unroll 12
+  for (int r = 0; r < kRows; ++r) {
+    _mm512_storeu_si512(out + r * kPanel, acc[r]);
+    if (!accumulate) _mm512_storeu_si512(out + r * kPanel + 16, _mm512_setzero_si512());
+  }
+}
+
 template <int kRows, int kHint>
 void pair(const uint8_t* a, int64_t lda, const int8_t* b, int64_t apart, int64_t groups,
           int64_t ahead, int32_t* out) {
@@ -157,6 +182,13 @@ constexpr std::array<ScoreTileFn, sizeof...(kLess)> scores_of(
   return {scores<kLess + 1>...};
 }
 
+template <int... kLess>
+constexpr std::array<TileFn, sizeof...(kLess)> narrow_tiles_of(
+    std::integer_sequence<int, kLess...>) {
+  return {narrow_tile<kLess + 1>...};
+}
+
+constexpr auto kNarrowTiles = narrow_tiles_of(std::make_integer_sequence<int, kTallest>());
 constexpr auto kScores = scores_of(std::make_integer_sequence<int, kTallest>());
 
 template <int kHint, int... kLess>
@@ -188,6 +220,7 @@ constexpr Format kFormat = {
     .tiles = kTiles<kNothing, kTallest>.data(),
     .prefetching_tiles = kTiles<kT1, kTallest>.data(),
     .half_prefetching_tiles = kTiles<kT1, kTallest, 1>.data(),
+    .narrow_tiles = kNarrowTiles.data(),
     .arrange = arrange_offset<128>,
     .release = release,
     .multiply = multiply,

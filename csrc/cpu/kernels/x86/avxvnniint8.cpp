@@ -25,6 +25,7 @@ constexpr Format kFormat = {.name = "s8s8",
                             .mul_offset = 0,
                             .tiles = kTiles<Code, kNothing>.data(),
                             .prefetching_tiles = kTiles<Code, kT0>.data(),
+                            .narrow_tiles = kNarrowTiles<Code>.data(),
                             .arrange = arrange_offset<0>,
                             .few = few_tiles<Code>(),
                             .groups = &kGroups<Code>};

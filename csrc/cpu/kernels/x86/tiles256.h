@@ -79,6 +79,15 @@ void tile(const uint8_t* a, int64_t lda, const int8_t* b, int64_t groups, const 
   }
 }
 
+template <class Operand, int kRows>
+void narrow_tile(const uint8_t* a, int64_t lda, const int8_t* b, int64_t groups, const int8_t*,
+                 int32_t* out, bool accumulate) {
+  strip<Operand, kRows, 2, kNothing>(a, lda, b, groups, b, out, accumulate);
+  for (int r = 0; r < kRows && !accumulate; ++r) {
+    __builtin_memset(out + r * kPanel + kPanel / 2, 0, kPanel / 2 * sizeof(int32_t));
+  }
+}
+
 // Tiles of 1 to kTallest rows.
 template <class Operand>
 inline constexpr int kTallest = Operand::kAccumulators / 2;
@@ -91,6 +100,16 @@ constexpr std::array<TileFn, sizeof...(kLess)> tiles_of(std::integer_sequence<in
 
 template <class Operand, int kHint, int kRows = kTallest<Operand>>
 constexpr auto kTiles = tiles_of<Operand, kHint>(std::make_integer_sequence<int, kRows>());
+
+template <class Operand, int... kLess>
+constexpr std::array<TileFn, sizeof...(kLess)> narrow_tiles_of(
+    std::integer_sequence<int, kLess...>) {
+  return {narrow_tile<Operand, kLess + 1>...};
+}
+
+template <class Operand>
+constexpr auto kNarrowTiles =
+    narrow_tiles_of<Operand>(std::make_integer_sequence<int, kTallest<Operand>>());
 
 template <class Operand>
 constexpr ByHint<TileFn> few_tiles() {
