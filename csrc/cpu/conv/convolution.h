@@ -1,4 +1,4 @@
-// Convolutions of floats by a packed weight: linears of the windows of an image. (V2)
+// Convolutions of floats by a packed weight: linears of the windows of an image. (C2)
 #pragma once
 
 #include "cpu/conv/geometry.h"

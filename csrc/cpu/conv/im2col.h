@@ -1,4 +1,4 @@
-// The windows of an image as the rows of a matrix. (V1)
+// The windows of an image as the rows of a matrix. (C1)
 #pragma once
 
 #include "cpu/conv/geometry.h"
