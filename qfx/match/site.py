@@ -65,18 +65,22 @@ class Site(Match):
 
     @property
     def channels(self) -> int | None:
-        """The number of channels of a pixel, if the rows of x are windows of several pixels."""
-        windows = any(method == "im2col" for method, _ in self.x_view)
-        shape = getattr(value(self.x), "shape", None) if windows else None
-        return None if shape is None or shape[1] == self.k else shape[1]
+        """The number of channels of a pixel, of those of one group, if the rows of x are windows of
+        several pixels."""
+        return None if self._taps == 1 or not self.k else self.k // self._taps
+
+    @property
+    def _taps(self) -> int:
+        return next((math.prod(how[0]) for step, how in self.x_view if step == "im2col"), 1)
 
     @property
     def pixels(self) -> int:
-        """How many pixels are read for a row of x, by all groups of channels, if the rows are
-        windows of several pixels; otherwise 0."""
+        """The number of pixels that are read for a row of x, by all groups of channels, if the rows
+        are windows of several pixels; otherwise 0."""
         shape = getattr(value(self.x), "shape", None)
-        taps = next((math.prod(how[0]) for step, how in self.x_view if step == "im2col"), 1)
-        return 0 if taps == 1 or shape is None or not self.k else taps * taps * shape[1] // self.k
+        if shape is None or self.channels is None:
+            return 0
+        return int(self._taps * shape[1] // self.channels)
 
     @property
     def float_type(self) -> torch.dtype:

@@ -17,6 +17,7 @@ from qfx.graph.recurrent_bodies import FLOATS
 from qfx.host.dynamo import captures_recurrent
 from qfx.host.frame import place
 from qfx.match.recurrent import why_all_stay, why_no_steps
+from qfx.nn.recurrent import Recurrent
 from qfx.values.config import Config
 from qfx.values.limits import why_few_features
 from qfx.values.select import left_out
@@ -42,7 +43,8 @@ def _reasons(layer: nn.RNNBase, modules: Sequence[nn.Module], config: Config) ->
     """Yields why a layer stays float, or why its inputs and weights cannot be known here."""
     if layer.mode not in ("LSTM", "GRU") or layer.proj_size:
         yield "it has no operator"
-    names = layer._flat_weights_names
+    kinds = ("weight", "bias") if layer.bias else ("weight",)
+    names = [f"{kind}_{name}" for name in Recurrent.linear_names(layer) for kind in kinds]
     if not all(layer._parameters.get(name) is not None for name in names):
         yield "its weights are computed"
         return
