@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import tempfile
 from argparse import Namespace
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -88,9 +88,14 @@ def prepared(way: Way, model: nn.Module, inputs: Inputs) -> Run | str:
 
 
 def measure(
-    subject: Subject, used: Mapping[str, Way], rounds: int, sizes: Sizes | None = None
+    subject: Subject,
+    used: Mapping[str, Way],
+    rounds: int,
+    sizes: Sizes | None = None,
+    judge: Callable[[Any, Any], Row] = lambda expected, found: {},
 ) -> list[Row]:
-    """Returns one row for each of `used`, the baseline among them, in its order."""
+    """Returns one row for each of `used`, the baseline among them, in its order. `judge(expected,
+    found)` adds figures of outputs that are not wrong."""
     model, inputs = subject.build(sizes)
     best_isa, rows = _C.isa(), []
     with torch.no_grad():
@@ -102,8 +107,9 @@ def measure(
             row = {"model": subject.name, "candidate": name, "threads": torch.get_num_threads()}
             row["isa"] = used[name].isa
             used[name].set_isa()
-            row |= figures(name, expected, run(), times) if callable(run) else {"reason": run}
-            rows.append(row)
+            answer = run() if callable(run) else run
+            row |= {"reason": run} if run is answer else figures(name, expected, answer, times)
+            rows.append(row | (judge(expected, answer) if "reason" not in row else {}))
     _C.set_isa(best_isa)
     return rows
 
