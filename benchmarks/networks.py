@@ -17,8 +17,9 @@ from benchmarks.network_models import IMAGE, RANDOM, RECURRENT, TRANSFORMER
 from benchmarks.network_peers import ways
 from benchmarks.question import Question, Row, chosen
 from benchmarks.results_cells import BASELINE
+from benchmarks.trained_networks import TRAINED
 
-TABLE = {subject.name: subject for subject in RANDOM}
+TABLE = {subject.name: subject for subject in (*RANDOM, *TRAINED)}
 WAYS = list(ways((IMAGE, RECURRENT, TRANSFORMER)))
 
 
