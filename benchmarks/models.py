@@ -107,9 +107,13 @@ def measure(
             row = {"model": subject.name, "candidate": name, "threads": torch.get_num_threads()}
             row["isa"] = used[name].isa
             used[name].set_isa()
-            answer = run() if callable(run) else run
-            row |= {"reason": run} if run is answer else figures(name, expected, answer, times)
-            rows.append(row | (judge(expected, answer) if "reason" not in row else {}))
+            if callable(run):
+                answer = run()
+                row |= figures(name, expected, answer, times)
+                row |= judge(expected, answer) if "reason" not in row else {}
+            else:
+                row["reason"] = run
+            rows.append(row)
     _C.set_isa(best_isa)
     return rows
 
