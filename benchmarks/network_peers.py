@@ -42,8 +42,8 @@ def eager_last(model: nn.Module, inputs: Inputs) -> Run:
 
 
 def int8(options: dict[str, Any], model: nn.Module, inputs: Inputs) -> Run:
-    """Runs qfx. `quantize_` replaces recurrent layers, because PyTorch captures none of them; the
-    rest is compiled."""
+    """Runs qfx. `quantize_` replaces recurrent layers, whatever the cost model predicts for them;
+    the rest is compiled."""
     if names := [name for name, m in model.named_modules() if isinstance(m, RNNS)]:
         model = qfx.quantize_(copy.deepcopy(model), qfx.Config(only=names))
     return compiled(partial(qfx.backend, options=options), model, inputs)
