@@ -29,6 +29,7 @@ QUESTIONS = (
     "convolutions",
     "recurrent",
     "models",
+    "networks",
     "accuracy",
     "training",
     "compiling",

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import tempfile
 from argparse import Namespace
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -88,9 +88,14 @@ def prepared(way: Way, model: nn.Module, inputs: Inputs) -> Run | str:
 
 
 def measure(
-    subject: Subject, used: Mapping[str, Way], rounds: int, sizes: Sizes | None = None
+    subject: Subject,
+    used: Mapping[str, Way],
+    rounds: int,
+    sizes: Sizes | None = None,
+    judge: Callable[[Any, Any], Row] = lambda expected, found: {},
 ) -> list[Row]:
-    """Returns one row for each of `used`, the baseline among them, in its order."""
+    """Returns one row for each of `used`, the baseline among them, in its order. `judge(expected,
+    found)` adds figures of outputs that are not wrong."""
     model, inputs = subject.build(sizes)
     best_isa, rows = _C.isa(), []
     with torch.no_grad():
@@ -102,7 +107,12 @@ def measure(
             row = {"model": subject.name, "candidate": name, "threads": torch.get_num_threads()}
             row["isa"] = used[name].isa
             used[name].set_isa()
-            row |= figures(name, expected, run(), times) if callable(run) else {"reason": run}
+            if callable(run):
+                answer = run()
+                row |= figures(name, expected, answer, times)
+                row |= judge(expected, answer) if "reason" not in row else {}
+            else:
+                row["reason"] = run
             rows.append(row)
     _C.set_isa(best_isa)
     return rows

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -112,33 +112,44 @@ class ZentorchLinear(nn.Module):
 
 def onnx_float(model: nn.Module, inputs: Inputs) -> Run:
     with tempfile.TemporaryDirectory() as folder:
-        return _session(_onnx_file(model, inputs, Path(folder)), inputs)
+        return session_of(onnx_file(model, inputs, Path(folder)), inputs)
 
 
-def onnx_dynamic(weights: str, reduce_range: bool, model: nn.Module, inputs: Inputs) -> Run:
+def onnx_dynamic(
+    weights: str,
+    reduce_range: bool,
+    model: nn.Module,
+    inputs: Inputs,
+    kinds: Sequence[str] | None = None,
+) -> Run:
     """Runs ONNX Runtime's dynamic quantization: weights per channel, where `weights` is QInt8 or
-    QUInt8, and uint8 activations per tensor."""
+    QUInt8, and uint8 activations per tensor. `kinds`: operators, all that it knows by default."""
     import onnx
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
     with tempfile.TemporaryDirectory() as folder:
-        proto = onnx.load(_onnx_file(model, inputs, Path(folder)))
+        proto = onnx.load(onnx_file(model, inputs, Path(folder)))
         del proto.graph.value_info[:]  # of the float graph: quantize_dynamic trips over them
         int8 = Path(folder) / "int8.onnx"
         weight_type = QuantType.from_string(weights)
         quantize_dynamic(
-            proto, int8, per_channel=True, reduce_range=reduce_range, weight_type=weight_type
+            proto,
+            int8,
+            op_types_to_quantize=kinds,
+            per_channel=True,
+            reduce_range=reduce_range,
+            weight_type=weight_type,
         )
-        return _session(int8, inputs)
+        return session_of(int8, inputs)
 
 
-def _onnx_file(model: nn.Module, inputs: Inputs, folder: Path) -> Path:
+def onnx_file(model: nn.Module, inputs: Inputs, folder: Path) -> Path:
     path = folder / "float.onnx"
     torch.onnx.export(model, inputs, path, dynamo=True, verbose=False)
     return path
 
 
-def _session(path: Path, inputs: Inputs) -> Run:
+def session_of(path: Path, inputs: Inputs) -> Run:
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -153,11 +164,12 @@ def _session(path: Path, inputs: Inputs) -> Run:
 # --- OpenVINO ---
 
 
-def openvino(change: Callable[[Any], None], model: nn.Module, inputs: Inputs) -> Run:
+def openvino(change: Callable[[Any], Any], model: nn.Module, inputs: Inputs) -> Run:
+    """Runs OpenVINO. `change` changes the converted model, or returns another."""
     import openvino
 
     converted = openvino.convert_model(torch.export.export(model, inputs))
-    change(converted)
+    converted = change(converted) or converted
     options = {
         "INFERENCE_NUM_THREADS": torch.get_num_threads(),
         "NUM_STREAMS": 1,

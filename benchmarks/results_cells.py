@@ -92,7 +92,10 @@ def of_cost(row: Row, rows: list[Row]) -> Row:
     return {"shapes": len(own), **{f"{k} close": share for k, share in shares.items()}}
 
 
-COMPUTED: dict[str, Callable[[Row, list[Row]], Row]] = {"models": of_models, "cost": of_cost}
+COMPUTED: dict[str, Callable[[Row, list[Row]], Row]] = {
+    **dict.fromkeys(("models", "networks"), of_models),
+    "cost": of_cost,
+}
 
 
 # --- the order of rows, and the lines below a table ---
@@ -110,7 +113,7 @@ def as_settings(row: Row) -> Any:
     return known.index(row["setting"]) if row["setting"] in known else len(known)
 
 
-ORDERS = {"models": float_first, "accuracy": as_settings}
+ORDERS = {"models": float_first, "networks": float_first, "accuracy": as_settings}
 
 
 # --- the rank of qfx ---
@@ -165,4 +168,4 @@ def not_run(rows: list[Row]) -> list[str]:
     return lines + [f"{r['library']}, {r['task']}: {r['said']}" for r in rows if "said" in r]
 
 
-BELOW = {"models": places}
+BELOW = {"models": places, "networks": places}

@@ -71,6 +71,7 @@ ASKED = {
     "experts": ["--cases", "mixture", "--tokens", "1"],
     "convolutions": ["--cases", "ResNet-50 4"],
     "recurrent": ["--cases", "gru-512", "--batches", "1", "--steps", "2"],
+    "networks": ["--models", "lstm-512-1x100", "--candidates", "float32 eager"],
     "cost": ["--count", "1"],
     "training": ["--layers", "1"],
     "compiling": [],
