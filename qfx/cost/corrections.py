@@ -81,25 +81,34 @@ def training(dtype: torch.dtype, size: int = 512) -> list[float]:
     return [s / size**2 for s in times]
 
 
-def windows(dtype: torch.dtype, size: int = 28, c: int = 32, n: int = 64) -> Iterator[float]:
-    """Measures convolutions of windows of 9 pixels relative to linears whose rows are such windows:
-    in int8 the seconds that are added per pixel of a window, in float the time as a fraction of
-    that of the linear."""
+def windows(dtype: torch.dtype) -> list[float]:
+    """Measures what the rotated windows of images take in addition to rows that are in memory and
+    not rotated: seconds per pixel of a window, if pixels are rotated, and per element, if windows
+    are; and a float convolution as a fraction of the linear of its windows."""
+    pixels, share = _windows(dtype, c=32, kernel=3, rotation=16)
+    elements, _ = _windows(dtype, c=3, kernel=7, rotation=64)
+    return [pixels / 9, elements / (3 * 49), share]
+
+
+def _windows(
+    dtype: torch.dtype, c: int, kernel: int, rotation: int, size: int = 32, n: int = 64
+) -> tuple[float, float]:
+    """Returns the seconds that are added per window, and the fraction in float."""
     x = random(size * size, c, dtype).view(1, size, size, c).permute(0, 3, 1, 2)
-    how = ([3, 3], [1, 1], [1, 1, 1, 1], [1, 1])
-    rows, w = ops.im2col(x, *how).flatten(0, -2).contiguous(), random(n, 9 * c, dtype)
-    image_w = w.view(n, 3, 3, c).permute(0, 3, 1, 2)
-    packed, rest = pack(w, (), Packing(QSpec())).weight, (_ASYMMETRIC_ROWS, "none", dtype)
-    layout = (list(Layout(n)), None)
+    how = ([kernel] * 2, [1, 1], [kernel // 2] * 4, [1, 1])
+    rows = ops.im2col(x, *how).flatten(0, -2).contiguous()
+    w = random(n, rows.shape[1], dtype)
+    image_w = w.view(n, kernel, kernel, c).permute(0, 3, 1, 2)
+    given = (pack(w, (), Packing(QSpec())).weight, list(Layout(n)), None)
+    rotated = list(Code(symmetric=0, rotation=rotation))
     conv, linear, in_int8, rows_in_int8 = fastest(
-        lambda: F.conv2d(x, image_w, None, 1, 1),
+        lambda: F.conv2d(x, image_w, None, 1, kernel // 2),
         lambda: F.linear(rows, w),
-        lambda: ops.conv_dynamic(x, packed, *layout, *how, *rest),
-        lambda: ops.linear_dynamic(rows, packed, *layout, *rest),
+        lambda: ops.conv_dynamic(x, *given, *how, rotated, "none", dtype),
+        lambda: ops.linear_dynamic(rows, *given, _ASYMMETRIC_ROWS, "none", dtype),
         rounds=ROUNDS,
     )
-    yield max(in_int8 - rows_in_int8, 0.0) / (9 * len(rows))
-    yield conv / linear
+    return (in_int8 - rows_in_int8) / len(rows), conv / linear
 
 
 def columns(m: int, dtype: torch.dtype, k: int = 512, n: int = 4 * BLOCK) -> Iterator[float]:
@@ -152,5 +161,5 @@ CORRECTIONS = {  # in the order in which they are measured
     "symmetric": Extra(symmetric, 1),
     "rotation": Extra(rotation, 2),
     "turn": Extra(turn, 2),
-    "windows": Extra(windows, 2),
+    "windows": Extra(windows, 3, partial(seconds, least=-LONGEST)),
 }

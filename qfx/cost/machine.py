@@ -95,9 +95,10 @@ def _estimated(find: Find, work: Work) -> Estimate:
     found = KINDS[work.kind].predicted(find(work.kind), work)
     float_s, int8_s = found.float_s, found.int8_s
     if work.pixels:
-        pixel_s, share = find("int8").numbers["windows"]
-        float_s, int8_s = float_s * share, int8_s + work.m * work.pixels * pixel_s
-    if work.rotated:
+        pixel_s, element_s, share = find("int8").numbers["windows"]
+        more = work.k * element_s if work.gathered else work.pixels * pixel_s
+        float_s, int8_s = float_s * share, max(int8_s + work.m * more, int8_s / 2)
+    elif work.rotated:
         turned = "rotation" if work.x else "turn"  # float activations have no other pass
         int8_s += find("int8").over(turned, work.m, work.k)
     if work.outliers:

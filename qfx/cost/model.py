@@ -19,7 +19,8 @@ class Work:
     """One call of a matmul whose time is to be predicted: `batch` matmuls of M x K by K x N, or
     attentions of M queries and N keys with K features. `dtype` is the dtype of the float matmul. A
     linear has a scheme; `outliers` of its K features are multiplied in float in addition. `pixels`:
-    those that are read for a row, if it is a window of an image."""
+    those that are read for a row, if it is a window of an image; `gathered`, if the window is
+    rotated as a whole, since its pixels have no whole blocks."""
 
     kind: str
     m: int
@@ -30,20 +31,14 @@ class Work:
     scheme: Scheme | None = None
     outliers: int = 0
     pixels: int = 0
+    gathered: bool = False
 
     @classmethod
     def linear(
-        cls,
-        m: int,
-        k: int,
-        n: int,
-        dtype: torch.dtype,
-        scheme: Scheme,
-        outliers: int = 0,
-        pixels: int = 0,
+        cls, m: int, k: int, n: int, dtype: torch.dtype, scheme: Scheme, outliers: int = 0
     ) -> Work:
         kind = form_of(scheme).name
-        return cls(kind, m, k, n, dtype, scheme=scheme, outliers=outliers, pixels=pixels)
+        return cls(kind, m, k, n, dtype, scheme=scheme, outliers=outliers)
 
     @property
     def x(self) -> QSpec | None:

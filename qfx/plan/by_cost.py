@@ -64,7 +64,11 @@ def _estimate(site: Site, m: int, dtype: torch.dtype, scheme: Scheme, cost: Cost
     """Returns the predicted seconds of a matmul with `m` rows in float and in int8, including the
     packing of the weight if every call packs it. Zero rows count as one."""
     assert site.k is not None and site.n is not None
-    work = Work.linear(max(m, 1), site.k, site.n, dtype, scheme, pixels=site.pixels)
+    work = Work.linear(max(m, 1), site.k, site.n, dtype, scheme)
+    if site.channels is not None:
+        block = scheme.block(site.k)
+        whole = not block or site.channels % block == 0
+        work = replace(work, pixels=site.pixels, gathered=not whole)
     found, more = cost.estimate(work), 0.0
     if site.weight_trains:
         more = cost.training(work)

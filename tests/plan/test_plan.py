@@ -286,17 +286,18 @@ def test_reading_windows_costs_time_for_each_pixel(conv: Any, pixels: int) -> No
     assert site.pixels == pixels
     cost, scheme = FIXED_COSTS.cpu, qfx.Scheme(x=qfx.QSpec(symmetric=False))
     assert cost is not None
-    plain, read = (
-        cost.estimate(Work.linear(100, site.k, 64, torch.float32, scheme, pixels=p))
-        for p in (0, pixels)
-    )
+    work = Work.linear(100, site.k, 64, torch.float32, scheme)
+    plain, read = (cost.estimate(replace(work, pixels=p)) for p in (0, pixels))
     assert math.isclose(read.int8_s - plain.int8_s, 100 * pixels * 5e-9, abs_tol=1e-12)
     assert math.isclose(read.float_s, plain.float_s * (0.75 if pixels else 1))
+    if pixels:
+        whole = cost.estimate(replace(work, pixels=pixels, gathered=True))
+        assert math.isclose(whole.int8_s - plain.int8_s, 100 * site.k * 6e-9, abs_tol=1e-12)
 
 
 def test_windows_of_few_channels_stay_float() -> None:
     """With times for which other windows become int8."""
-    for channels, int8 in ((2, False), (64, True)):
+    for channels, int8 in ((1, False), (64, True)):
         gm = qfx.trace(nn.Conv2d(channels, 64, 3, padding=1), torch.randn(1, channels, 32, 32))
         (entry,) = decide(match(gm), qfx.Config(), FIXED_COSTS.cpu).entries
         assert (entry.scheme is not None) == int8, entry.reason
