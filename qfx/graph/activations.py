@@ -23,9 +23,10 @@ class Activation:
     """One activation function: its definition, and its forms in graphs and models.
 
     `reference` defines it on float32. `spelled`: the calls in graphs that mean it, written `.relu`
-    for a tensor method, provided that their arguments agree with `settings`. `module`: the class of
-    torch.nn that makes such a call and also takes `settings`. `composed`: patterns of several calls
-    that together mean it; `v` is the input of the function.
+    for a tensor method, provided that their arguments agree with `settings`; `plain`: those that
+    mean it without settings. `module`: the class of torch.nn that makes such a call and also takes
+    `settings`. `composed`: patterns of several calls that together mean it; `v` is the input of the
+    function.
     """
 
     reference: Callable[[Tensor], Tensor]
@@ -33,6 +34,7 @@ class Activation:
     module: type[nn.Module] | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
     composed: tuple[Pattern, ...] = ()
+    plain: tuple[Any, ...] = ()
 
 
 _CALLS = {
@@ -48,13 +50,17 @@ def _composed(*texts: str) -> tuple[Pattern, ...]:
 _GELU = (F.gelu, aten.gelu.default)
 ACTIVATIONS = {
     "none": Activation(lambda v: v),
-    "relu": Activation(F.relu, (F.relu, torch.relu, ".relu", aten.relu.default), nn.ReLU),
+    "relu": Activation(
+        F.relu,
+        (F.relu, torch.relu, torch.relu_, ".relu", ".relu_", aten.relu_.default, aten.relu.default),
+        nn.ReLU,
+    ),
     "gelu": Activation(F.gelu, _GELU, nn.GELU, {"approximate": "none"}),
     "gelu_tanh": Activation(
         lambda v: F.gelu(v, approximate="tanh"), _GELU, nn.GELU, {"approximate": "tanh"}
     ),
     "silu": Activation(
-        F.silu, (F.silu, aten.silu.default), nn.SiLU,
+        F.silu, (F.silu, aten.silu_.default, aten.silu.default), nn.SiLU,
         composed=_composed("mul(v, sigmoid(v))", "mul(sigmoid(v), v)"),
     ),
     "quick_gelu": Activation(
@@ -63,6 +69,14 @@ ACTIVATIONS = {
             "mul(v, sigmoid(mul(1.702, v)))", "mul(v, sigmoid(mul(v, 1.702)))",
             "mul(sigmoid(mul(1.702, v)), v)", "mul(sigmoid(mul(v, 1.702)), v)",
         ),
+    ),
+    "hardswish": Activation(
+        F.hardswish,
+        (F.hardswish, aten.hardswish_.default, aten.hardswish.default), nn.Hardswish,
+    ),
+    "relu6": Activation(
+        F.relu6, (F.hardtanh, aten.hardtanh_.default, aten.hardtanh.default), nn.Hardtanh,
+        {"min_val": 0.0, "max_val": 6.0}, plain=(F.relu6, aten.relu6.default),
     ),
 }  # fmt: skip
 # Operators refer to activations by name, programs by index.

@@ -42,7 +42,7 @@ def _one_call(v: fx.Node, end: fx.Node) -> str | None:
         return None
     fits = (
         name for name, row in ACTIVATIONS.items()
-        if calls(end, *row.spelled) and _says(end, row.settings)
+        if calls(end, *row.plain) or (calls(end, *row.spelled) and _says(end, row.settings))
     )  # fmt: skip
     return next(fits, None)
 
@@ -70,10 +70,10 @@ def _alone(v: fx.Node, end: fx.Node) -> bool:
 
 
 def _says(node: fx.Node, settings: Mapping[str, Any]) -> bool:
-    """Whether a call has these settings, given by name or as the argument after the tensor; an
-    omitted one counts as "none"."""
-    given = node.args[1] if len(node.args) > 1 else "none"
-    return all(node.kwargs.get(name, given) == wanted for name, wanted in settings.items())
+    """Whether a call has these settings, given by name or, in their order, as the arguments after
+    the tensor; an omitted one counts as "none"."""
+    given = dict(zip(settings, node.args[1:], strict=False)) | node.kwargs
+    return all(given.get(name, "none") == wanted for name, wanted in settings.items())
 
 
 def trains(node: fx.Node) -> bool:

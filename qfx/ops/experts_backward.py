@@ -174,6 +174,8 @@ _DERIVATIVES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "gelu_tanh": lambda d, v: aten.gelu_backward.default(d, v, approximate="tanh"),
     "silu": lambda d, v: aten.silu_backward.default(d, v),
     "quick_gelu": _quick_gelu,
+    "hardswish": lambda d, v: aten.hardswish_backward.default(d, v),
+    "relu6": lambda d, v: aten.hardtanh_backward.default(d, v, 0.0, 6.0),
 }
 
 

@@ -73,7 +73,7 @@ def _activated(node: fx.Node, activation: str) -> tuple[fx.Node, str]:
     if activation == "none" and len(node.users) == 1:
         (user,) = node.users
         for name, known in ACTIVATIONS.items():
-            settings = {k: argument(user, 1, k, "none") for k in known.settings}
+            settings = {k: argument(user, i, k, "none") for i, k in enumerate(known.settings, 1)}
             if user.target in known.spelled and settings == known.settings:
                 return user, name
     return node, activation

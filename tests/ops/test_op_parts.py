@@ -211,12 +211,13 @@ def test_activation_error_on_a_dense_sweep(activation: str, isa: str) -> None:
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_activations_of_infinity_and_nan(activation: str, isa: str) -> None:
-    """Infinity stays infinity; NaN, and 0 * -infinity inside gelu and silu, are NaN."""
+    """Infinity stays infinity, except in relu6; NaN, and 0 * -infinity inside gelu and silu, are
+    NaN."""
     codes = torch.tensor([[1, -1, 0]], dtype=torch.int32)
     infinite = torch.tensor([torch.inf])
     y = _op("dequantize")(codes, infinite, None, None, None, activation, torch.float32)[0]
-    low = activate(activation, torch.tensor(-torch.inf)).item()
-    expected = torch.tensor([torch.inf, low, torch.nan])
+    high, low = (activate(activation, torch.tensor(v)).item() for v in (torch.inf, -torch.inf))
+    expected = torch.tensor([high, low, torch.nan])
     assert torch.equal(y.nan_to_num(7), expected.nan_to_num(7))
 
 

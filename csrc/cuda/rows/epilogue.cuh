@@ -26,6 +26,10 @@ __device__ __forceinline__ float silu(float v) { return v / (1.f + expf(-v)); }
 
 __device__ __forceinline__ float quick_gelu(float v) { return v / (1.f + expf(-1.702f * v)); }
 
+__device__ __forceinline__ float relu6(float v) { return v > 6.f ? 6.f : relu(v); }
+
+__device__ __forceinline__ float hardswish(float v) { return v * relu6(v + 3.f) / 6.f; }
+
 }  // namespace activations
 
 template <Activation kActivation>

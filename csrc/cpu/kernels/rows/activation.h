@@ -106,6 +106,16 @@ inline F quick_gelu(F v) {
   return gated(v, 1.702f * v);
 }
 
+template <typename F>
+inline F relu6(F v) {
+  return select(v > 6.f, 6.f, select(v < 0.f, 0.f, v));
+}
+
+template <typename F>
+inline F hardswish(F v) {
+  return v * relu6(v + 3.f) / 6.f;
+}
+
 }  // namespace activations
 
 template <Activation A, typename F>
