@@ -34,7 +34,8 @@ RNNS = (nn.LSTM, nn.GRU, nn.LSTMCell, nn.GRUCell)
 def last(model: nn.Module, inputs: Inputs) -> tuple[nn.Module, Inputs]:
     """Returns the model and its images with channels last in memory."""
     images = [x.contiguous(memory_format=torch.channels_last) if x.ndim == 4 else x for x in inputs]
-    return copy.deepcopy(model).to(memory_format=torch.channels_last), tuple(images)
+    own: Any = copy.deepcopy(model)
+    return own.to(memory_format=torch.channels_last), tuple(images)
 
 
 def eager_last(model: nn.Module, inputs: Inputs) -> Run:
@@ -45,7 +46,7 @@ def int8(options: dict[str, Any], model: nn.Module, inputs: Inputs) -> Run:
     """Runs qfx. `quantize_` replaces recurrent layers, whatever the cost model predicts for them;
     the rest is compiled."""
     if names := [name for name, m in model.named_modules() if isinstance(m, RNNS)]:
-        model = qfx.quantize_(copy.deepcopy(model), qfx.Config(only=names))
+        model = qfx.quantize_(copy.deepcopy(model), qfx.Config(only=tuple(names)))
     return compiled(partial(qfx.backend, options=options), model, inputs)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,7 +30,7 @@ class Question:
     below: Callable[[list[Row]], Iterable[str]] = lambda rows: ()
 
 
-def chosen(names: Sequence[str], known: Mapping[str, Any]) -> list[str]:
+def chosen(names: Sequence[str], known: Collection[str]) -> list[str]:
     """Returns `names`. Raises SystemExit if one of them is unknown."""
     if unknown := [name for name in names if name not in known]:
         raise SystemExit(f"{', '.join(unknown)}: not one of {', '.join(known)}")

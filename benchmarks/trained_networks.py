@@ -227,7 +227,7 @@ class VoiceModel(nn.Module):
 def voice(batch: int, steps: int, sizes: Sizes) -> tuple[nn.Module, Inputs]:
     from transformers.audio_utils import mel_filter_bank
 
-    scale = {"norm": "slaney", "mel_scale": "slaney"}
+    scale: dict[str, Any] = {"norm": "slaney", "mel_scale": "slaney"}
     bank = torch.from_numpy(mel_filter_bank(201, 40, 0.0, RATE / 2, RATE, **scale)).float()
     whole = recording()
     whole = whole * (10 ** (-30 / 20) / whole.square().mean().sqrt()).clamp(min=1)
