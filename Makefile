@@ -48,7 +48,7 @@ lint: setup
 	$(if $(CPP),$(BIN)/clang-format --dry-run -Werror $(CPP))
 
 # `make bench BENCH=--save` also writes benchmarks/results.
-QUESTIONS = linear attention models accuracy training compiling cost architectures census decode first_token
+QUESTIONS = linear attention experts convolutions recurrent models networks accuracy training compiling cost architectures census decode first_token
 bench: setup
 	for question in $(QUESTIONS); do $(BIN)/python -m benchmarks $$question $(BENCH) || exit 1; done
 
