@@ -181,7 +181,7 @@ def test_rows_above_are_float_and_rows_below_int8(
     int8 = ops.linear_dynamic(x, packed.weight, Layout(30), *how)
     assert same_bits(y[~bad], int8[~bad])
     assert same_bits(y[bad], activate(activation, F.linear(x[bad], w, bias)))
-    assert not torch.equal(y[bad], int8[bad])
+    assert activation == "relu6" or not torch.equal(y[bad], int8[bad])  # these are 0 or 6
 
 
 def _within_roundoff(y: Tensor, x: Tensor, w: Tensor, rows: Tensor) -> bool:

@@ -60,7 +60,7 @@ class Bare(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.rnn, self.fc = _recurrent(nn.LSTM), nn.Linear(FEATURES, FEATURES)
+        self.rnn, self.fc = _recurrent(nn.RNN), nn.Linear(FEATURES, FEATURES)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.fc(self.rnn(x)[0])
@@ -69,8 +69,6 @@ class Bare(nn.Module):
 ALLOW = "Set torch._dynamo.config.allow_rnn=True"
 # what is between the linears -> what Dynamo says of it, and the rows of what stays float
 BREAKS: dict[str, tuple[Any, str, list[str]]] = {
-    "LSTM": (_recurrent(nn.LSTM), ALLOW, ["between"]),
-    "GRU": (_recurrent(nn.GRU), ALLOW, ["between"]),
     "RNN": (_recurrent(nn.RNN), ALLOW, ["between"]),
     "disabled": (Disabled(), "since it was wrapped with", ["between.fc"]),
     "branch": (_branches, "data-dependent branching", []),
@@ -126,7 +124,7 @@ class Called(nn.Module):
 
 # how two modules come to share the code that Dynamo looks at first
 SHARED: dict[str, Callable[[nn.Module], Any]] = {
-    "a class of torch.nn": lambda m: m if isinstance(m, nn.LSTM) else nn.Sequential(m).eval(),
+    "a class of torch.nn": lambda m: m if isinstance(m, nn.RNN) else nn.Sequential(m).eval(),
     "a class": lambda m: Called(m).eval(),
     "a method": lambda m: Called(m).eval().step,
     "a partial": lambda m: partial(Called(m).eval()),
@@ -138,7 +136,7 @@ def test_a_model_after_one_that_dynamo_gave_up(name: str) -> None:
     """Dynamo skips such code silently, whatever module it runs for."""
     torch._dynamo.reset()
     with pytest.warns(UserWarning, match="gives up all of this callable"):
-        qfx.explain(SHARED[name](_recurrent(nn.LSTM)), X, options=ALL)
+        qfx.explain(SHARED[name](_recurrent(nn.RNN)), X, options=ALL)
     graphs: list[fx.GraphModule] = []
 
     def captured(gm: fx.GraphModule, inputs: object) -> Any:
@@ -147,7 +145,7 @@ def test_a_model_after_one_that_dynamo_gave_up(name: str) -> None:
 
     plain = SHARED[name](nn.Linear(FEATURES, FEATURES))
     torch.compile(plain, backend=captured)(X)  # explain leaves nothing for it to skip
-    torch.compile(SHARED[name](_recurrent(nn.LSTM)), backend="eager")(X)
+    torch.compile(SHARED[name](_recurrent(nn.RNN)), backend="eager")(X)
     report = qfx.explain(plain, X, options=ALL)
     assert len(graphs) == 1 and (report.graphs, report.quantized) == (1, 1)
     assert len(qfx.calibrate(plain, [X], qfx.Config(minimum_gain=0)).sites) == 1
