@@ -31,6 +31,7 @@ from qfx.rewriting.codes import Provide
 from qfx.rewriting.constants import as_constants
 from qfx.rewriting.fusion import fuse
 from qfx.rewriting.layouts import keep_channels_last
+from qfx.rewriting.residuals import add_residuals
 from qfx.rewriting.verify import checking, verify
 from qfx.values.config import Config, Configurable
 from qfx.values.select import check_names
@@ -116,6 +117,11 @@ def _lay_out(work: PassState, context: Context) -> None:
     _verify(work)
 
 
+def _add_residuals(work: PassState, context: Context) -> None:
+    work.plan = work.plan.noting(add_residuals(work.gm))
+    _verify(work)
+
+
 def _verify(work: PassState) -> None:
     if checking():
         verify(work.gm, work.given)
@@ -129,11 +135,12 @@ PASSES = (
     Pass("canonical", True, _to_canonical),
     Pass("fuse", True, _fuse),
     Pass("lay out", True, _lay_out),
+    Pass("add residuals", True, _add_residuals),
 )
 
 
 def run_passes(
-    gm: fx.GraphModule, context: Context, through: str = "lay out", plan: Plan | None = None
+    gm: fx.GraphModule, context: Context, through: str = "add residuals", plan: Plan | None = None
 ) -> PassState:
     """Runs the passes up to the one named `through` on `gm`, which is edited. With a `plan`, the
     passes up to the decision are skipped.

@@ -10,9 +10,11 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import fx, nn
 
 from qfx.graph.activations import ACTIVATIONS
@@ -31,8 +33,8 @@ _BETWEEN = {"_modules", "_parameters", "_buffers", "cell_contents"}  # between h
 
 
 class Tracer(fx.Tracer):
-    """A symbolic tracer that traces into nn.Linear, convolutions and activations: each becomes one
-    function node."""
+    """A symbolic tracer that traces into nn.Linear, convolutions, activations and batch norms with
+    constant statistics: each becomes one function node."""
 
     opened: tuple[type[nn.Module], ...] = (
         nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d,
@@ -41,7 +43,23 @@ class Tracer(fx.Tracer):
     )  # fmt: skip
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return not isinstance(m, self.opened) and super().is_leaf_module(m, module_qualified_name)
+        opened = isinstance(m, self.opened) or _is_constant_norm(m)
+        return not opened and super().is_leaf_module(m, module_qualified_name)
+
+    def call_module(self, m: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
+        forward = partial(_constant_norm, m) if _is_constant_norm(m) else forward
+        return super().call_module(m, forward, args, kwargs)
+
+
+def _is_constant_norm(m: nn.Module) -> bool:
+    known = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+    return type(m) in known and not m.training and bool(m.track_running_stats)
+
+
+def _constant_norm(m: Any, input: Any) -> Any:
+    """Computes what a batch norm does in inference. Its own forward first asks for the number of
+    axes, which a tracer does not know."""
+    return F.batch_norm(input, m.running_mean, m.running_var, m.weight, m.bias, False, 0.0, m.eps)
 
 
 @released_source_texts()

@@ -92,8 +92,9 @@ def _blocks(setting: WindowSetting) -> View:
     """Returns the view [B, C, *sizes] -> [B, *outputs, C * kernel] of windows that do not
     overlap."""
     kernel, stride, spatial = setting.kernel, setting.stride, len(setting.kernel)
-    if all(n == 1 for n in (*kernel, *stride)):
-        return (("movedim", (1, -1)),)
+    if all(n == 1 for n in kernel):
+        kept = tuple(("slice", (2 + i, 0, _END, s)) for i, s in enumerate(stride) if s > 1)
+        return (*kept, ("movedim", (1, -1)))
     cut = tuple(("unfold", (2 + i, kernel[i], stride[i])) for i in range(spatial))
     places = (0, *range(2, 2 + spatial), 1, *range(2 + spatial, 2 + 2 * spatial))
     return (*cut, ("permute", (places,)), ("flatten", (1 + spatial, -1)))

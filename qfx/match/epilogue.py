@@ -29,10 +29,17 @@ def with_epilogue(site: Site, written: set[fx.Node]) -> Site:
     if site.trains:  # the gradient of an activation needs its input
         return site
     site = _grow_norm(site, written)
-    for end in site.out.users:
-        if name := _one_call(site.out, end) or _several_calls(site.out, end):
-            return replace(site, end=end, activation=name)
-    return site
+    found = activation_after(site.out)
+    return replace(site, end=found[0], activation=found[1]) if found else site
+
+
+def activation_after(node: fx.Node) -> tuple[fx.Node, str] | None:
+    """Returns the last node and the name of the activation function of `node`, if only that reads
+    it; otherwise None."""
+    for end in node.users:
+        if name := _one_call(node, end) or _several_calls(node, end):
+            return end, name
+    return None
 
 
 def _one_call(v: fx.Node, end: fx.Node) -> str | None:

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from qfx.graph.activations import activate
 from qfx.ops.linear import linear_dynamic
 from qfx.ops.registry import fake, gradient, in_python, no_gradient, reference
 
@@ -125,9 +126,12 @@ def conv_dynamic(
     activation: str,
     out_dtype: torch.dtype,
     factor: Tensor | None = None,
+    residual: Tensor | None = None,
 ) -> Tensor:
     """Computes linear_dynamic(im2col(x), weight): x [B, C, *sizes] float -> out_dtype [B, *outputs,
     N]. (C2)
+
+    `residual` [B, *outputs, N] in out_dtype is added before the activation function. (E5)
 
     `weight` is packed from [N, taps * C], with taps and channels in the order of im2col. If it is a
     stack [G, bytes], group g of the channels meets the weight g, which gives the outputs from g * N
@@ -136,11 +140,12 @@ def conv_dynamic(
     groups = list(weight) if weight.dim() == 2 else [weight]
     windows = (im2col(part, kernel, stride, padding, dilation) for part in x.chunk(len(groups), 1))
     biases = [None] * len(groups) if bias is None else bias.chunk(len(groups))
-    each = [
-        linear_dynamic(rows, w, layout, b, code, activation, out_dtype, factor)
+    y = torch.cat([
+        linear_dynamic(rows, w, layout, b, code, "none", torch.float32, factor)
         for rows, w, b in zip(windows, groups, biases, strict=True)
-    ]
-    return torch.cat(each, -1)
+    ], -1)  # fmt: skip
+    y = y if residual is None else y + residual.float()
+    return activate(activation, y).to(out_dtype)
 
 
 @fake("conv_dynamic")
@@ -157,6 +162,7 @@ def _(
     activation: str,
     out_dtype: torch.dtype,
     factor: Tensor | None = None,
+    residual: Tensor | None = None,
 ) -> Tensor:
     outputs = outputs_of(x.shape[2:], kernel, stride, padding, dilation)
     n = layout[0] * (weight.shape[0] if weight.dim() == 2 else 1)

@@ -126,6 +126,7 @@ _INDIFFERENT = frozenset(
         "contiguous",
         "clone",
         "permute",
+        "slice",
         "transpose",
         "movedim",
         "swapaxes",
@@ -183,6 +184,7 @@ def _remove(copy: fx.Node) -> bool:
         _restore(node, order, asking[node])  # type: ignore[arg-type]
     (source,) = copy.all_input_nodes
     copy.replace_all_uses_with(source)
+    source.meta = copy.meta | source.meta  # what is known of the result
     erase(copy.graph, copy, down_to={source})
     return True
 
@@ -200,7 +202,13 @@ def _reached(copy: fx.Node) -> dict[fx.Node, None]:
 
 
 def _passes(node: fx.Node) -> bool:
-    return called(node) not in _READERS and _name(node) in _INDIFFERENT
+    return called(node) not in _READERS and is_indifferent(node)
+
+
+def is_indifferent(node: fx.Node) -> bool:
+    """Whether a node computes the same however its operands lie in memory, and its result lies as
+    they do."""
+    return _name(node) in _INDIFFERENT
 
 
 def _asking(node: fx.Node, reached: dict[fx.Node, None]) -> Iterator[fx.Node]:

@@ -17,6 +17,7 @@ from qfx.pipeline import PASSES, Context, Pass, PassState, run_passes
 from qfx.plan.plan import Plan
 from tests.lib.models import FEATURES, Block, compiled
 from tests.lib.pairs import every
+from tests.rewriting.test_residuals import Residual, image
 
 X = torch.randn(2, 5, FEATURES)
 CONTEXT = Context(qfx.Config(minimum_gain=0))
@@ -37,12 +38,18 @@ def test_a_pass_edits_only_if_it_says_so(each: Pass) -> None:
     if each.name == "lay out":
         channels = X.shape[1]
         model = nn.Sequential(*(nn.Conv1d(channels, channels, 3, padding=1) for _ in range(2)))
-    work = PassState(clone(_captured(model.eval(), X)))
+    if each.name == "add residuals":
+        model = Residual("1x1", torch.add)
+    work = PassState(clone(_captured(model.eval(), _input_of(model))))
     for before in PASSES[: PASSES.index(each)]:
         before.run(work, CONTEXT)
     text = _text(work)
     each.run(work, CONTEXT)
     assert (_text(work) != text) == each.edits
+
+
+def _input_of(model: nn.Module) -> Tensor:
+    return image() if isinstance(model, Residual) else X
 
 
 def _captured(model: nn.Module, *inputs: Tensor) -> torch.fx.GraphModule:

@@ -293,7 +293,9 @@ def _image(row: Row, g: torch.Generator) -> Tensor:
 
 def _conv(row: Row, g: torch.Generator) -> tuple[Any, ...]:
     end = (*_window(row), row.code, row.activation, row.out_dtype, _factor(row, g))
-    return (_image(row, g), *_packed(row, g), _bias(row, g), *end)
+    image, outputs = _image(row, g), (math.prod(row.leading[:-1]), *row.leading[-1:], row.n)
+    residual = None if row.n % 2 else torch.randn(outputs, generator=g).to(row.out_dtype)
+    return (image, *_packed(row, g), _bias(row, g), *end, residual)
 
 
 def _im2col_backward(row: Row, g: torch.Generator) -> tuple[Any, ...]:

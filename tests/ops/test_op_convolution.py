@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from qfx.graph.activations import activate
 from qfx.ops.code import Code
 from qfx.ops.convolution import outputs_of
 from qfx.ops.registry import REFERENCES
@@ -117,6 +118,33 @@ def test_groups_are_convolutions_of_their_channels(image: Image, groups: int) ->
         assert same_bits(y[..., 5 * g : 5 * g + 5], alone)
 
 
+@given(
+    images(), st.sampled_from((1, 5, 33)), st.sampled_from(("none", "relu", "silu")),
+    st.sampled_from((F32, torch.bfloat16, torch.float16)), st.booleans(), st.integers(1, 2),
+)  # fmt: skip
+def test_a_residual_is_added_before_the_activation(
+    image: Image, n: int, activation: str, dtype: torch.dtype, by_groups: bool, groups: int
+) -> None:
+    """In float32, on every instruction set, however it lies in memory. (E5)"""
+    image = image._replace(x=torch.cat([image.x] * groups, 1))
+    of, code = Weights(n, image.k // groups), [8, 0, 0, 0, 0]
+    each = [of.in_groups(n, 32, "minimum") if by_groups else of.int8(n) for _ in range(groups)]
+    packed = torch.stack([w.packed for w in each]) if groups > 1 else each[0].packed
+    call = (image.x, packed, each[0].layout, torch.ones(groups * n), *image[1:], code)
+    sums = ops.conv_dynamic.default(*call, "none", F32)
+    g = torch.Generator().manual_seed(n)
+    residual = torch.randn(sums.transpose(1, -1).shape, generator=g).to(dtype).transpose(1, -1)
+    wanted = activate(activation, sums + residual.float()).to(dtype)
+    for isa in _C.isas():
+        with on_isa(isa):
+            y = ops.conv_dynamic.default(*call, activation, dtype, None, residual)
+        torch.testing.assert_close(y, wanted, rtol=_RTOL[dtype], atol=1e-6)
+        assert activation == "silu" or same_bits(y, wanted), isa
+
+
+_RTOL = {F32: 2**-21, torch.bfloat16: 2**-8, torch.float16: 2**-10}
+
+
 @given(images())
 def test_sums_are_those_of_a_convolution_of_codes(image: Image) -> None:
     """Integers below 2^24 are exact in float32: rows and K have the order that the weight has."""
@@ -163,6 +191,23 @@ def test_what_is_no_window_is_refused(change: dict[str, Any], sentence: str) -> 
     image = Image(torch.ones(2, 8, 5, 5, dtype=F32), [3, 3], [1, 1], [1] * 4, [1, 1])
     with pytest.raises(RuntimeError, match=sentence):
         ops.im2col.default(*image._replace(**change))
+
+
+@pytest.mark.parametrize(
+    ("residual", "sentence"),
+    [
+        (torch.ones(1, 5, 4), "residual has shape 1x5x4, but the output has shape 1x3x4"),
+        (torch.ones(4), "residual has shape 4, but the output has shape 1x3x4"),
+        (torch.ones(1, 3, 4).half(), "residual has dtype Half, expected Float"),
+    ],
+)
+def test_other_residuals_are_refused(residual: Tensor, sentence: str) -> None:
+    w = Weights(0, 8).int8(4)
+    with pytest.raises(RuntimeError, match=sentence):
+        ops.conv_dynamic.default(
+            torch.ones(1, 8, 3, dtype=F32), w.packed, w.layout, None,
+            [1], [1], [0, 0], [1], [8, 1, 0, 0, 0], "none", F32, None, residual,
+        )  # fmt: skip
 
 
 def test_channels_that_groups_do_not_divide_are_refused() -> None:

@@ -161,10 +161,11 @@ void finish_sums(const Kernels& kernels, const FinishedPanel& of, const FloatOut
     std::copy_n(to.bias + of.p * kPanel, columns, with_bias.bias);
   }
   const FloatPanel& panel = to.bias == nullptr ? kPlain : with_bias;
-  char* out = to.data + (of.first * n + of.p * kPanel) * to.element();
+  const int64_t at = (of.first * n + of.p * kPanel) * to.element();
   const bool past = of.past_caches && columns == kPanel;
-  const FloatEpilogueArgs args = {sums,          rows,     columns, &kScaled, 0,   &panel,
-                                  to.activation, to.dtype, out,     n,        past};
+  const FloatEpilogueArgs args = {
+      sums,          rows,     columns,      &kScaled, 0,    &panel,
+      to.activation, to.dtype, to.data + at, n,        past, to.residual_at(at)};
   kernels.sums->finish_floats(&args);
 }
 

@@ -60,7 +60,8 @@ class LowbitProduct final : public PanelWork {
   // Whether nothing is to be done to the sums of its one row.
   bool is_output(const RowBlock& block) const {
     return block.rows() == 1 && w_.kind.shift != Shift::kMinimums && to_.bias == nullptr &&
-           to_.activation == Activation::kNone && to_.dtype == Dtype::kFloat32;
+           to_.residual == nullptr && to_.activation == Activation::kNone &&
+           to_.dtype == Dtype::kFloat32;
   }
 
   void run_tile(const RowBlock& tile, int64_t p, int64_t end, PanelMemory& memory) const {

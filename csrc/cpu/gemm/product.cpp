@@ -92,7 +92,7 @@ void FloatSink::tile(const int32_t* raw, int64_t m, int count, int64_t p,
 
 bool FloatSink::epilogue_of(const int32_t* raw, int64_t m, int count, int64_t p, const Panel& panel,
                             EpilogueArgs* args) const {
-  char* out = to.data + ((first + m) * to.row_of(w) + p * kPanel) * to.element();
+  const int64_t at = ((first + m) * to.row_of(w) + p * kPanel) * to.element();
   const float* scale = row_scale + (first + m) * scale_stride;
   *args = {raw,
            count,
@@ -104,9 +104,10 @@ bool FloatSink::epilogue_of(const int32_t* raw, int64_t m, int count, int64_t p,
            &panel,
            to.activation,
            to.dtype,
-           out,
+           to.data + at,
            to.row_of(w),
-           columns_of(w, p) == kPanel && past_caches(to, w, rows.tuning)};
+           columns_of(w, p) == kPanel && past_caches(to, w, rows.tuning),
+           to.residual_at(at)};
   return true;
 }
 

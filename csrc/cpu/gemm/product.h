@@ -29,9 +29,16 @@ struct FloatOutput {
   char* data;          // [M, N]
   int64_t bytes = 0;   // of all of it, where that is known
   int64_t stride = 0;  // from row to row in elements; 0: N
+  // Added before the activation, of the dtype of data and as it lies; or null. Linears of floats
+  // that are quantized read it.
+  const char* residual = nullptr;
 
   int64_t element() const { return dtype == Dtype::kFloat32 ? 4 : 2; }
   int64_t row_of(const PackedWeight& w) const { return stride == 0 ? w.n : stride; }
+  // What is added to the outputs `bytes` from the first one on, or null.
+  const char* residual_at(int64_t bytes) const {
+    return residual == nullptr ? nullptr : residual + bytes;
+  }
 };
 
 // Whether outputs go to memory in whole lines, as they leave the caches before they are read.

@@ -121,11 +121,22 @@ class OpenedWeights {
   std::vector<Weight> all_;
 };
 
+// The residual [B, outputs, N] in one piece, or none.
+std::optional<Tensor> residual_like(const char* op, const std::optional<Tensor>& residual,
+                                    const Tensor& y) {
+  if (!residual) return residual;
+  check_dtype(op, "residual", *residual, {y.scalar_type()});
+  STD_TORCH_CHECK(shape_of(*residual) == shape_of(y), op, ": residual has shape ",
+                  shape_of(*residual), ", but the output has shape ", shape_of(y));
+  return made_contiguous(*residual);
+}
+
 Tensor conv_dynamic(Tensor x, Tensor weight, std::vector<int64_t> layout,
                     std::optional<Tensor> bias, std::vector<int64_t> kernel,
                     std::vector<int64_t> stride, std::vector<int64_t> padding,
                     std::vector<int64_t> dilation, std::vector<int64_t> code, Text activation,
-                    ScalarType out_dtype, std::optional<Tensor> factor) {
+                    ScalarType out_dtype, std::optional<Tensor> factor,
+                    std::optional<Tensor> residual) {
   constexpr const char* op = "conv_dynamic";
   check_float(op, "x", x);
   check_dtype(op, "weight", weight, {ScalarType::Char});
@@ -140,12 +151,16 @@ Tensor conv_dynamic(Tensor x, Tensor weight, std::vector<int64_t> layout,
   factor = made_contiguous(factor);
   OpenedWeights weights(op, weight, x, of.k(), layout, group);
   Tensor y = empty_on_cpu(shape_for(of, kernel.size(), n * groups), out_dtype);
+  residual = residual_like(op, residual, y);
   if (y.numel() == 0) return y;
+  const char* added = residual ? static_cast<const char*>(residual->const_data_ptr()) : nullptr;
   const Image image = image_of(op, x);
   const WindowCode how = {spec, group, transform_of(factor, rotation)};
   for (int64_t g = 0; g < groups; ++g) {
+    const int64_t at = g * n * size_of(dtype);
     FloatOutput to = {biases == nullptr ? nullptr : biases + g * n, act, dtype,
-                      static_cast<char*>(y.mutable_data_ptr()) + g * n * size_of(dtype)};
+                      static_cast<char*>(y.mutable_data_ptr()) + at};
+    to.residual = added == nullptr ? nullptr : added + at;
     to.bytes = y.numel() * size_of(dtype);
     to.stride = n * groups;
     convolution(kernels_of(current_isa()), image.channels_from(g * of.channels), of, how,

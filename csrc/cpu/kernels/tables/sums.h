@@ -44,10 +44,13 @@ struct EpilogueArgs {
   // Outputs will not be read soon: whole lines of 64 bytes, which they are, may go to memory
   // without being read into the caches. An epilogue need not do it.
   bool past_caches = false;
+  // Of the type of the outputs and with rows that lie as theirs do, added before the activation; or
+  // null.
+  const char* residual = nullptr;
 };
 
 // Rows of float sums [rows][32] -> out[m * ldo + n], n < columns:
-//     act(sums * (row_scale * scale) + bias)
+//     act(sums * (row_scale * scale) + bias + residual)
 struct FloatEpilogueArgs {
   const float* sums;
   int rows, columns;
@@ -59,6 +62,7 @@ struct FloatEpilogueArgs {
   void* out;
   int64_t ldo;
   bool past_caches = false;
+  const char* residual = nullptr;
 };
 
 struct SumKernels {

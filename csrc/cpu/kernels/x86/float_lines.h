@@ -25,8 +25,11 @@ void finish_float_lines(const FloatEpilogueArgs& e) {
 #pragma GCC unroll 2
     for (int h = 0; h < 2; ++h) {
       const Floats16 sums = _mm512_loadu_ps(e.sums + r * kPanel + 16 * h);
-      y[h] = activate<A>(sums * (row_scale * scale[h]) + bias[h]);
+      y[h] = sums * (row_scale * scale[h]) + bias[h];
     }
+    if (e.residual != nullptr) add_line<D>(e.residual + r * step, columns, y);
+#pragma GCC unroll 2
+    for (int h = 0; h < 2; ++h) y[h] = activate<A>(y[h]);
     store_line<D>(y, columns, e.past_caches, out);
   }
 }

@@ -30,6 +30,11 @@ class Lines {
     const int last = left_ < kAtOnce ? 0 : kAtOnce - 1;  // a line alone is made twice
 #pragma GCC unroll 2
     for (int r = 0; r < kAtOnce; ++r) sums_of(r * last, y[r]);
+    if (residual_ != nullptr) {
+#pragma GCC unroll 2
+      for (int r = 0; r < kAtOnce; ++r) add_line<D>(residual_ + r * last * step_, columns_, y[r]);
+      residual_ += kAtOnce * step_;
+    }
 #pragma GCC unroll 2
     for (int r = 0; r < kAtOnce; ++r) {
       y[r][0] = activate<A>(y[r][0]);
@@ -61,6 +66,7 @@ class Lines {
     raw_ = e.tile, add_ = e.row_add, mul_ = e.row_mul, scale_of_row_ = e.row_scale,
     scale_stride_ = e.scale_stride;
     out_ = static_cast<char*>(e.out), step_ = e.ldo * (D == Dtype::kFloat32 ? 4 : 2);
+    residual_ = e.residual;
     past_caches_ = e.past_caches;
     columns_ = e.columns == kPanel ? ~0u : (1u << e.columns) - 1;
 #pragma GCC unroll 2
@@ -101,6 +107,7 @@ class Lines {
   const float* scale_of_row_;
   int64_t scale_stride_;
   char* out_;
+  const char* residual_;
   int64_t step_;
   int left_;
   bool past_caches_;

@@ -1,4 +1,4 @@
-// 32 floats of a line of outputs, as any type, to memory.
+// 32 floats of a line of outputs, as any type, to memory and from it.
 #pragma once
 
 #include "cpu/kernels/x86/floats16.h"
@@ -54,6 +54,24 @@ QFX_INLINE void store_line(const Floats16 (&y)[2], __mmask32 columns, bool past_
     } else {
       _mm512_mask_storeu_epi16(out, columns, halves);
     }
+  }
+}
+
+// Adds the columns that there are of such a line.
+template <Dtype D>
+QFX_INLINE void add_line(const char* line, __mmask32 columns, Floats16 (&y)[2]) {
+  if constexpr (D == Dtype::kFloat32) {
+    const float* from = reinterpret_cast<const float*>(line);
+    y[0] = y[0] + Floats16(_mm512_maskz_loadu_ps(static_cast<__mmask16>(columns), from));
+    y[1] = y[1] + Floats16(_mm512_maskz_loadu_ps(static_cast<__mmask16>(columns >> 16), from + 16));
+  } else {
+    const __m512i halves = _mm512_maskz_loadu_epi16(columns, line);
+    const auto wide = [](__m256i v) {
+      if constexpr (D == Dtype::kFloat16) return Floats16(_mm512_cvtph_ps(v));
+      return Floats16(_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(v), 16)));
+    };
+    y[0] = y[0] + wide(_mm512_castsi512_si256(halves));
+    y[1] = y[1] + wide(_mm512_extracti64x4_epi64(halves, 1));
   }
 }
 
