@@ -33,6 +33,7 @@ STABLE_TORCH_LIBRARY(QFX_LIBRARY, m) {
   m.def("linears(Tensor x, Tensor[] weight, SymInt[] layout, Tensor?[] bias, int[] code, str[] activation, ScalarType out_dtype, Tensor? factor=None) -> Tensor[]");
   m.def("im2col(Tensor x, int[] kernel, int[] stride, int[] padding, int[] dilation) -> Tensor");
   m.def("conv_dynamic(Tensor x, Tensor weight, SymInt[] layout, Tensor? bias, int[] kernel, int[] stride, int[] padding, int[] dilation, int[] code, str activation, ScalarType out_dtype, Tensor? factor=None, Tensor? residual=None) -> Tensor");
+  m.def("conv_depthwise(Tensor x, Tensor weight, SymInt[] layout, Tensor? bias, int[] kernel, int[] stride, int[] padding, int[] dilation, int[] code, str activation, ScalarType out_dtype) -> Tensor");
   m.def("linear_float(Tensor x, Tensor weight, SymInt[] layout, Tensor? bias, str activation, ScalarType out_dtype) -> Tensor");
   m.def("linear_experts(Tensor x, Tensor weight, SymInt[] layout, Tensor offsets, Tensor? bias, int[] code, str activation, ScalarType out_dtype, Tensor? factor=None) -> Tensor");
   m.def("experts(Tensor x, Tensor expert, Tensor routing, Tensor up, SymInt[] up_layout, Tensor? up_bias, Tensor down, SymInt[] down_layout, Tensor? down_bias, int[] code, int[] down_code, str activation, str gate, ScalarType out_dtype, float limit=0.0, float shift=0.0) -> Tensor");

@@ -18,6 +18,7 @@ set(QFX_CPU_SOURCES
   binary/pack.cpp
   binary/ref.cpp
   conv/convolution.cpp
+  conv/depthwise.cpp
   conv/im2col.cpp
   conv/lines.cpp
   conv/window_rows.cpp

@@ -20,6 +20,7 @@ from qfx.cost.grid_timing import ROUNDS, Extra, random
 from qfx.cost.linears import ASYMMETRIC, AXES, BLOCK, VECTOR, column
 from qfx.cost.timing import fastest
 from qfx.ops.code import Code
+from qfx.ops.depthwise import stored_taps
 from qfx.ops.header import PANEL
 from qfx.ops.layout import Layout
 from qfx.ops.packing import Packing
@@ -111,6 +112,34 @@ def _windows(
     return (in_int8 - rows_in_int8) / len(rows), conv / linear
 
 
+def depthwise(dtype: torch.dtype, c: int = 256, size: int = 28) -> list[float]:
+    """Measures depthwise convolutions: in int8 the seconds per element of the input and per four
+    taps of an output, in float per output and per tap of an output."""
+    x = random(size * size, c, dtype).view(1, size, size, c).permute(0, 3, 1, 2)
+    (short, few), (long, many) = (_depthwise(x, kernel) for kernel in (3, 7))
+    outputs = c * size * size
+    quad_s = max(many - few, 0.0) / (14 - 3)
+    tap_s = max(long - short, 0.0) / (49 - 9)
+    each = (max(few - 3 * quad_s, 0.0), quad_s, max(short - 9 * tap_s, 0.0), tap_s)
+    return [s / outputs for s in each]
+
+
+def _depthwise(x: Tensor, kernel: int) -> tuple[float, float]:
+    """Returns the seconds in float and in int8."""
+    c, around = x.shape[1], kernel // 2
+    w = random(c, kernel * kernel, x.dtype).view(c, 1, kernel, kernel)
+    rows = F.pad(w, (0, stored_taps(kernel) - kernel)).flatten(1)
+    given = (pack(rows, (), Packing(QSpec())).weight, list(Layout(c)), None)
+    how = ([kernel] * 2, [1, 1], [around] * 4, [1, 1], _ASYMMETRIC_ROWS, "none", x.dtype)
+    last = w.contiguous(memory_format=torch.channels_last)
+    float_s, int8_s = fastest(
+        lambda: F.conv2d(x, last, None, 1, around, groups=c),
+        lambda: ops.conv_depthwise(x, *given, *how),
+        rounds=ROUNDS,
+    )
+    return float_s, int8_s
+
+
 def columns(m: int, dtype: torch.dtype, k: int = 512, n: int = 4 * BLOCK) -> Iterator[float]:
     """Yields the cost of 0, 1, .. output columns beyond a multiple of BLOCK, for float matmuls of
     `m` rows. The unit is a sixteenth (1 / BLOCK) of the seconds of a whole block."""
@@ -162,4 +191,5 @@ CORRECTIONS = {  # in the order in which they are measured
     "rotation": Extra(rotation, 2),
     "turn": Extra(turn, 2),
     "windows": Extra(windows, 3, partial(seconds, least=-LONGEST)),
+    "depthwise": Extra(depthwise, 4),
 }

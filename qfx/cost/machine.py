@@ -92,6 +92,8 @@ def _keep(tables: Iterable[Times]) -> None:
 
 
 def _estimated(find: Find, work: Work) -> Estimate:
+    if work.quads:
+        return _depthwise(find("int8"), work)
     found = KINDS[work.kind].predicted(find(work.kind), work)
     float_s, int8_s = found.float_s, found.int8_s
     if work.pixels:
@@ -104,6 +106,13 @@ def _estimated(find: Find, work: Work) -> Estimate:
     if work.outliers:
         int8_s += in_float(find("int8"), work.m, work.outliers, work.n)
     return Estimate(float_s, int8_s)
+
+
+def _depthwise(table: Times, work: Work) -> Estimate:
+    """Predicts the seconds of a depthwise convolution with m outputs of each of n channels."""
+    pixel_s, quad_s, output_s, tap_s = table.numbers["depthwise"]
+    int8_s = work.n * (work.pixels * pixel_s + work.m * work.quads * quad_s)
+    return Estimate(work.n * work.m * (output_s + work.k * tap_s), int8_s)
 
 
 def _packing(table: Times, work: Work) -> float:

@@ -20,7 +20,8 @@ class Work:
     attentions of M queries and N keys with K features. `dtype` is the dtype of the float matmul. A
     linear has a scheme; `outliers` of its K features are multiplied in float in addition. `pixels`:
     those that are read for a row, if it is a window of an image; `gathered`, if the window is
-    rotated as a whole, since its pixels have no whole blocks."""
+    rotated as a whole, since its pixels have no whole blocks. `quads`: of a depthwise convolution,
+    the taps of a kernel in fours; then `pixels` counts those of the whole input."""
 
     kind: str
     m: int
@@ -32,6 +33,7 @@ class Work:
     outliers: int = 0
     pixels: int = 0
     gathered: bool = False
+    quads: int = 0
 
     @classmethod
     def linear(

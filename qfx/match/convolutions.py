@@ -37,9 +37,8 @@ def convolution(node: fx.Node, a: dict[str, Any]) -> Operands | str:
     if isinstance(setting, str):
         return setting
     groups = a.get("groups", 1)
-    if groups != 1 and (a.get("transposed") or value(a["w"]).shape[1] == 1):
-        kind = "transposed convolution" if a.get("transposed") else "depthwise convolution"
-        return f"a {kind} in {groups} groups"
+    if groups != 1 and a.get("transposed"):
+        return f"a transposed convolution in {groups} groups"
     if a.get("transposed"):
         return _transposed(node, a, setting)
     views = window_views(setting, groups)

@@ -139,6 +139,12 @@ def _conv(x: Tensor | None, y: Tensor | None, a: Arguments) -> Sizes:
     return None, math.prod(y.shape[:-1]), k, y.shape[-1]
 
 
+def _depthwise(x: Tensor | None, y: Tensor | None, a: Arguments) -> Sizes:
+    if y is None:
+        return _UNKNOWN
+    return None, math.prod(y.shape[:-1]), math.prod(a["kernel"]), y.shape[-1]
+
+
 def _recurrent(h: Tensor | None, y: Tensor | None, a: Arguments) -> Sizes:
     """Returns the sizes of the product at each step, as often as there are steps."""
     x, (layout,) = _seen(a["x"]), _layouts(a)
@@ -262,6 +268,7 @@ _ROWS = _by_target(
     linear_dynamic=_Says(_X, _linear, _dynamic),
     linears=_Says(_X, _several, _dynamic),
     conv_dynamic=_Says(_X, _conv, _dynamic, gemm=False),
+    conv_depthwise=_Says(_X, _depthwise, _dynamic, gemm=False),
     linear_guarded=_Says(_X, _linear, _dynamic),
     linear_experts=_Says(_X, _linear, _dynamic, gemm=False),
     experts=_Says(_X, _experts, _dynamic, gemm=False),

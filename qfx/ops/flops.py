@@ -50,6 +50,12 @@ def _conv(x: Tensor, weight: Tensor, *given: Any, out_val: Any = None, **__: Any
     return 2 * int(out_val.numel()) * math.prod(kernel) * (x.shape[1] // groups)
 
 
+@register_flop_formula(ops.conv_depthwise, get_raw=True)
+def _depthwise(x: Tensor, weight: Tensor, *given: Any, out_val: Any = None, **__: Any) -> int:
+    kernel = given[_place(ops.conv_depthwise, "kernel") - 2]
+    return 2 * int(out_val.numel()) * math.prod(kernel)
+
+
 @register_flop_formula(ops.experts, get_raw=True)
 def _experts(x: Tensor, expert: Tensor, *given: Any, **__: Any) -> int:
     """Counts both products of each slot of each token, experts that do not exist included."""

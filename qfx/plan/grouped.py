@@ -9,6 +9,7 @@ from qfx.cost.model import Costs
 from qfx.match.grouped import GroupedConvolution
 from qfx.ops.forms import CONV, form_of
 from qfx.plan.by_cost import by_cost
+from qfx.plan.depthwise import decide_depthwise
 from qfx.plan.plan import Entry
 from qfx.values.config import Config
 from qfx.values.limits import why_few_features
@@ -17,6 +18,8 @@ from qfx.values.scheme import PER_COLUMN, Scheme
 
 def decide_groups(match: GroupedConvolution, config: Config, costs: Costs) -> Entry:
     """Returns the decision."""
+    if match.depthwise:
+        return decide_depthwise(match, config, costs)
     scheme = config.chosen.at(match.k)
     if why_not := why_float_groups(match, scheme) or why_few_features(match.k):
         return Entry(match, None, why_not)

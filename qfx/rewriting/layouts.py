@@ -28,8 +28,9 @@ from qfx.rewriting.erasing import erase
 aten, ops = torch.ops.aten, torch.ops.qfx
 _COPY = aten.contiguous  # as `emit_view` calls it, and no captured graph does
 _READERS = {  # that gain: the last is another copy, after which the layout is the former one
-    ops.conv_dynamic.default, ops.im2col.default, ops.linear_dynamic.default,
-    ops.linears.default, ops.quantize.default, ops.rotate.default, _COPY,
+    ops.conv_dynamic.default, ops.conv_depthwise.default, ops.im2col.default,
+    ops.linear_dynamic.default, ops.linears.default, ops.quantize.default,
+    ops.rotate.default, _COPY,
 }  # fmt: skip
 # Functions and methods, without the suffix of in-place ones, whose results do not depend on how
 # their operands lie in memory.

@@ -16,6 +16,7 @@ from torch import Tensor
 from qfx.graph.activations import ACTIVATIONS
 from qfx.ops import REFERENCES
 from qfx.ops.code import Code
+from qfx.ops.depthwise import stored_taps
 from qfx.ops.experts import stack_packed
 from qfx.ops.guard import relative_bound
 from qfx.ops.header import MINIMUMS, NONE, ZERO_POINTS
@@ -298,6 +299,19 @@ def _conv(row: Row, g: torch.Generator) -> tuple[Any, ...]:
     return (image, *_packed(row, g), _bias(row, g), *end, residual)
 
 
+def _depthwise(row: Row, g: torch.Generator) -> tuple[Any, ...]:
+    """Makes an image of n channels with an output for each pixel, and kernels of up to 8 taps."""
+    taps, length = row.k % 8 or 1, row.leading[-1] if row.leading else 1
+    x = torch.randn(math.prod(row.leading[:-1]), row.n, length, generator=g).to(row.dtype)
+    codes = torch.randint(-127, 128, (row.n, taps), generator=g).to(torch.int8)
+    codes = torch.nn.functional.pad(codes, (0, stored_taps(taps) - taps))
+    packed = torch.ops.qfx.pack_weight.default(codes, torch.rand(row.n, generator=g))
+    window = ([taps], [1], [taps // 2, (taps - 1) // 2], [1])
+    code = list(Code(row.bits, int(row.symmetric)))
+    end = (*window, code, row.activation, row.out_dtype)
+    return (x, packed, list(Layout(row.n)), _bias(row, g), *end)
+
+
 def _im2col_backward(row: Row, g: torch.Generator) -> tuple[Any, ...]:
     grad, image = _x(row, g), _image(row, g)
     rows = (image.shape[0], image.shape[2], row.k)
@@ -544,6 +558,7 @@ BUILDERS: dict[str, Callable[[Row, torch.Generator], tuple[Any, ...]]] = {
     "im2col": lambda r, g: (_image(r, g), *_window(r)),
     "im2col_backward": _im2col_backward,
     "conv_dynamic": _conv,
+    "conv_depthwise": _depthwise,
     "lstm": lambda r, g: _recurrent(r, g, LSTM_GATES),
     "lstm_backward": lambda r, g: _recurrent_backward(r, g, LSTM_GATES),
     "gru": lambda r, g: _recurrent(r, g, GRU_GATES),

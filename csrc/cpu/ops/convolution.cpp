@@ -1,9 +1,10 @@
-// im2col and conv_dynamic on the CPU.
+// im2col, conv_dynamic and conv_depthwise on the CPU.
 #include "cpu/conv/convolution.h"
 
 #include <array>
 #include <vector>
 
+#include "cpu/conv/depthwise.h"
 #include "cpu/conv/im2col.h"
 #include "cpu/kernels/dispatch.h"
 #include "cpu/ops/arguments.h"
@@ -169,9 +170,87 @@ Tensor conv_dynamic(Tensor x, Tensor weight, std::vector<int64_t> layout,
   return y;
 }
 
+// An image in float32 with its channels last: x itself, or a copy of one image after the other.
+class FloatImages {
+ public:
+  FloatImages(const Kernels& kernels, const Image& x, const Windows& of)
+      : kernels_(kernels), x_(x), one_(pixels_of(of)) {}
+
+  bool in_place() const { return x_.c == 1 && x_.dtype == Dtype::kFloat32; }
+
+  // Image b of them, as the only one.
+  Image image(int64_t b) {
+    const int64_t channels = one_.channels, count = one_.rows() * channels;
+    char* copy = copy_.get<char>(count * x_.element());
+    im2col({x_.at(b, 0, 0, 0), x_.dtype, 0, x_.c, x_.d, x_.h, x_.w}, one_, 0, one_.rows(), copy);
+    if (x_.dtype != Dtype::kFloat32) {
+      float* wide = wide_.get<float>(count);
+      kernels_.row->widen(copy, x_.dtype, count, wide);
+      copy = reinterpret_cast<char*>(wide);
+    }
+    return {copy, Dtype::kFloat32, 0, 1, 0, one_.w.size * channels, channels};
+  }
+
+ private:
+  static Windows pixels_of(const Windows& of) {
+    const auto all = [](const WindowAxis& axis) {
+      return WindowAxis{axis.size, 1, 1, 1, 0, axis.size};
+    };
+    return {1, of.channels, all(of.d), all(of.h), all(of.w)};
+  }
+
+  const Kernels& kernels_;
+  const Image& x_;
+  const Windows one_;
+  Scratch copy_, wide_;
+};
+
+Tensor conv_depthwise(Tensor x, Tensor weight, std::vector<int64_t> layout,
+                      std::optional<Tensor> bias, std::vector<int64_t> kernel,
+                      std::vector<int64_t> stride, std::vector<int64_t> padding,
+                      std::vector<int64_t> dilation, std::vector<int64_t> code, Text activation,
+                      ScalarType out_dtype) {
+  constexpr const char* op = "conv_depthwise";
+  check_float(op, "x", x);
+  check_dtype(op, "weight", weight, {ScalarType::Char});
+  const Windows of = windows_of(op, x, {kernel, stride, padding, dilation}, 1);
+  STD_TORCH_CHECK(kernel.size() <= 2 && dilation.back() == 1, op, ": kernel [", text_of(kernel),
+                  "] with dilation [", text_of(dilation),
+                  "], expected one or two axes and no dilation of the last one");
+  const auto& [spec, group, rotation] = activation_code_of(op, code);
+  STD_TORCH_CHECK(group == 0 && rotation == 0 && !spec.per_tensor, op, ": code is [", text_of(code),
+                  "], expected one scale for each channel of an image and no rotation");
+  const int64_t n = layout_argument_of(op, layout).n, c = x.size(1);
+  STD_TORCH_CHECK(n == c, op, ": the weight has n=", n, ", but x has ", c, " channels");
+  const int64_t k = of.h.kernel * stored_taps(of.w.kernel);
+  const Weight opened = weight_of(op, &weight, x, k, layout);
+  STD_TORCH_CHECK(!opened.is_lowbit() && opened.one_scale(), op,
+                  ": the weight has groups, expected one scale for each channel");
+  const FloatOutput how = {bias_of(op, bias, n), activation_of(op, activation),
+                           dtype_of(op, out_dtype), nullptr};
+  Tensor y = empty_on_cpu(shape_for(of, kernel.size(), n), out_dtype);
+  if (y.numel() == 0) return y;
+  FloatOutput to = how;
+  to.data = static_cast<char*>(y.mutable_data_ptr());
+  const Kernels& kernels = kernels_of(current_isa());
+  const Image image = image_of(op, x);
+  FloatImages images(kernels, image, of);
+  if (images.in_place()) {
+    depthwise(kernels, image, of, spec, opened.whole, to);
+    return y;
+  }
+  Windows one = of;
+  one.batch = 1;
+  for (int64_t b = 0; b < of.batch; ++b, to.data += one.rows() * n * to.element()) {
+    depthwise(kernels, images.image(b), one, spec, opened.whole, to);
+  }
+  return y;
+}
+
 STABLE_TORCH_LIBRARY_IMPL(qfx, CPU, m) {
   implement<"im2col", &im2col_of>(m);
   implement<"conv_dynamic", &conv_dynamic>(m);
+  implement<"conv_depthwise", &conv_depthwise>(m);
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include "cpu/kernels/rows/cache_score.h"
 #include "cpu/kernels/rows/columns.h"
 #include "cpu/kernels/rows/decode.h"
+#include "cpu/kernels/rows/depthwise.h"
 #include "cpu/kernels/rows/epilogue.h"
 #include "cpu/kernels/rows/gates.h"
 #include "cpu/kernels/rows/group_codes.h"
@@ -48,6 +49,7 @@ constexpr RowKernels kRowKernels = {
     .lstm = lstm_row,
     .gru = gru_row,
     .windows = &kWindowKernels,
+    .depthwise = &kDepthwiseKernels,
 };
 
 constexpr SumKernels kSumKernels = {

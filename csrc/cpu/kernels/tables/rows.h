@@ -6,6 +6,7 @@
 
 #include <cstdint>
 
+#include "cpu/kernels/tables/depthwise.h"
 #include "cpu/kernels/tables/panel.h"
 #include "cpu/kernels/tables/windows.h"
 #include "types.h"
@@ -77,6 +78,7 @@ struct RowKernels {
   void (*lstm)(const CellRow* row);
   void (*gru)(const CellRow* row);
   const WindowKernels* windows;
+  const DepthwiseKernels* depthwise;
 };
 
 }  // namespace qfx::cpu

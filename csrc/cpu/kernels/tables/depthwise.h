@@ -1,0 +1,71 @@
+// Depthwise convolutions: channels of an image side by side, a panel at a time. (C5)
+//
+// Files of an instruction set are compiled with its flags, so this header holds plain C types only:
+// an inline function shared with other files could carry wide instructions into them.
+#pragma once
+
+#include <cstdint>
+
+#include "cpu/kernels/tables/panel.h"
+
+namespace qfx::cpu {
+
+inline constexpr int kLanes = kPanel;  // channels that are worked on side by side
+inline constexpr int kQuadTaps = 4;    // neighbouring pixels whose codes are multiplied at once
+inline constexpr int kQuadBytes = kLanes * kQuadTaps;
+
+// The first `lanes` channels of `count` pixels that lie `step` floats apart.
+struct PixelLanes {
+  const float* x;
+  int64_t step, count;
+  int lanes;
+};
+
+// The range of each channel, as that of a row; see Extremes in rows/range.h.
+struct LaneExtremes {
+  int32_t most[kLanes];
+  uint32_t least[kLanes];
+};
+
+// How each channel becomes codes: clamp(rne(x * inverse) + zero, least, most), the codes (Q3) plus
+// 128.
+struct LaneCodes {
+  float inverse[kLanes];
+  int32_t zero[kLanes], least[kLanes], most[kLanes];
+};
+
+// A line of pixels between `before` pixels of zeros and as many as fill `quads`; quad j,
+// [kLanes][kQuadTaps], holds pixels j to j + 3 of all of these.
+struct QuadLine {
+  int64_t before, quads;
+  uint8_t* out;
+};
+
+// What becomes of the sums of each channel: max(float(first + sum) * scale + bias, least).
+struct LaneColumns {
+  int32_t first[kLanes];
+  float scale[kLanes], bias[kLanes];
+  float least;
+};
+
+// out[o * step + n] of `count` outputs and the first `lanes` channels, of each the products of
+// `taps` quads of `rows` lines: those at o * stride, o * stride + 4, ... by weights[row][tap],
+// which lie 128 bytes apart.
+struct QuadProducts {
+  const uint8_t* const* lines;
+  int64_t rows, taps, stride, count;
+  const int8_t* weights;
+  const LaneColumns* columns;
+  int lanes;
+  float* out;
+  int64_t step;
+};
+
+struct DepthwiseKernels {
+  // Widens the extremes by these pixels.
+  void (*range)(const PixelLanes* from, LaneExtremes* extremes);
+  void (*quads)(const PixelLanes* from, const LaneCodes* codes, const QuadLine* to);
+  void (*products)(const QuadProducts* of);
+};
+
+}  // namespace qfx::cpu
