@@ -50,6 +50,7 @@ WITHOUT_GRADIENT = (
     "int8_bmm_dynamic",
     "linears",
     "conv_dynamic",
+    "conv_depthwise",
     "im2col_backward",
     "experts_backward",
     "linear_experts_backward",
@@ -83,7 +84,7 @@ WITHOUT_CUDA = {
         "experts stay float on CUDA, where their rows are known on the device alone",
     ),
     **dict.fromkeys(
-        ("im2col", "im2col_backward", "conv_dynamic"),
+        ("im2col", "im2col_backward", "conv_dynamic", "conv_depthwise"),
         "convolutions stay float on CUDA, where no kernel reads windows",
     ),
     **dict.fromkeys(

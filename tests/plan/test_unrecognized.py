@@ -95,7 +95,7 @@ class Helper(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.conv = nn.Conv1d(2, 2, 3, padding=1, groups=2)
+        self.conv = nn.Conv1d(2, 4, 3, padding=1, groups=2)
         self.linear = nn.Linear(16 * K, 16 * K)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -122,14 +122,12 @@ class OpenedWeights {
   std::vector<Weight> all_;
 };
 
-// The residual [B, outputs, N] in one piece, or none.
-std::optional<Tensor> residual_like(const char* op, const std::optional<Tensor>& residual,
-                                    const Tensor& y) {
-  if (!residual) return residual;
-  check_dtype(op, "residual", *residual, {y.scalar_type()});
-  STD_TORCH_CHECK(shape_of(*residual) == shape_of(y), op, ": residual has shape ",
-                  shape_of(*residual), ", but the output has shape ", shape_of(y));
-  return made_contiguous(*residual);
+void check_residual(const char* op, const std::optional<Tensor>& residual,
+                    const std::vector<int64_t>& shape, ScalarType dtype) {
+  if (!residual) return;
+  check_dtype(op, "residual", *residual, {dtype});
+  STD_TORCH_CHECK(shape_of(*residual) == text_of(shape), op, ": residual has shape ",
+                  shape_of(*residual), ", but the output has shape ", text_of(shape));
 }
 
 Tensor conv_dynamic(Tensor x, Tensor weight, std::vector<int64_t> layout,
@@ -149,10 +147,12 @@ Tensor conv_dynamic(Tensor x, Tensor weight, std::vector<int64_t> layout,
   const float* biases = bias_of(op, bias, n * groups);
   const Activation act = activation_of(op, activation);
   const Dtype dtype = dtype_of(op, out_dtype);
-  factor = made_contiguous(factor);
+  const std::vector<int64_t> shape = shape_for(of, kernel.size(), n * groups);
+  check_residual(op, residual, shape, out_dtype);
   OpenedWeights weights(op, weight, x, of.k(), layout, group);
-  Tensor y = empty_on_cpu(shape_for(of, kernel.size(), n * groups), out_dtype);
-  residual = residual_like(op, residual, y);
+  factor = made_contiguous(factor);
+  residual = made_contiguous(residual);
+  Tensor y = empty_on_cpu(shape, out_dtype);
   if (y.numel() == 0) return y;
   const char* added = residual ? static_cast<const char*>(residual->const_data_ptr()) : nullptr;
   const Image image = image_of(op, x);
