@@ -6,9 +6,9 @@ the addition, become part of its epilogue.
     movedim(conv_dynamic(x, w, ..., "relu", dtype, factor, movedim(r, 1, -1)), -1, 1)         (E5)
 
 It follows the pass that keeps channels last, because the kernel reads r as its own result lies in
-memory: an r that lies in another way would be copied first. A convolution of single pixels, which
-is a linear by then, becomes a convolution again. Additions after other linears stay apart: Inductor
-computes them with the norm that follows.
+memory: an r that lies in another way would be copied first. Additions after linears, convolutions
+of single pixels among them, stay apart: their calls have no dispatcher to pass, which takes longer
+than the addition saves (docs/decisions/0049-convolutions-are-linears-of-windows.md).
 """
 
 from __future__ import annotations
@@ -40,16 +40,12 @@ aten, ops = torch.ops.aten, torch.ops.qfx
 _ADDS = (
     operator.add, operator.iadd, torch.add, ".add", ".add_", aten.add.Tensor, aten.add_.Tensor,
 )  # fmt: skip
-_FORMS = (
-    pattern(
-        "conv_dynamic(x, weight, layout, bias, kernel, stride, padding, dilation, code, "
-        "activation, out_dtype, factor)"
-    ),
-    pattern("linear_dynamic(x, weight, layout, bias, code, activation, out_dtype, factor)"),
+_CONVOLUTION = pattern(
+    "conv_dynamic(x, weight, layout, bias, kernel, stride, padding, dilation, code, activation, "
+    "out_dtype, factor)"
 )
 _LAST: View = (("movedim", (1, -1)),)
 _BACK: View = (("movedim", (-1, 1)),)
-_MOST_AXES = 3
 
 
 class _Addition(NamedTuple):
@@ -103,21 +99,20 @@ def _additions(add: fx.Node) -> Iterator[_Addition]:
     for moved, residual in both if right < left else both[::-1]:
         y = _convolution(moved)
         if y is not None and moved is not residual:
-            arguments = next(m for m in (form.match(y) for form in _FORMS) if isinstance(m, dict))
+            arguments = cast(Bound, _CONVOLUTION.match(y))
             yield _Addition(add, moved, y, arguments, residual)
 
 
 def _convolution(moved: fx.Node) -> fx.Node | None:
     """Returns the operator of a convolution whose result this is, moved to where its channels were
     and perhaps copied, if nothing else reads it."""
-    axes = getattr(value(moved), "ndim", 0) - 2
     steps = [moved, *moved.all_input_nodes] if calls(moved, aten.contiguous) else [moved]
     if not calls(steps[-1], aten.movedim) or steps[-1].args[1:] != (-1, 1):
         return None
     (y,) = steps[-1].all_input_nodes
-    fits = any(form.starts_at(y) and isinstance(form.match(y), dict) for form in _FORMS)
+    fits = _CONVOLUTION.starts_at(y) and isinstance(_CONVOLUTION.match(y), dict)
     alone = all(len(node.users) == 1 for node in (*steps, y))
-    return y if fits and alone and 1 <= axes <= _MOST_AXES else None
+    return y if fits and alone else None
 
 
 def _why_apart(found: _Addition) -> str | None:
@@ -172,24 +167,10 @@ def _emit(graph: fx.Graph, found: _Addition) -> None:
     add, _, y, arguments, residual = found
     end, activation = activation_after(add) or (add, "none")
     with graph.inserting_before(add):
-        values = _as_convolution(arguments, value(add).ndim - 2) | {"activation": activation}
-        values["residual"] = emit_view(_LAST, residual)
+        values = {**arguments, "activation": activation, "residual": emit_view(_LAST, residual)}
         made = emit_call(graph, CONV, values, f"{y.name}_residual")
         inherit(made, y)
         moved = emit_view(_BACK, made)
     moved.meta = dict(end.meta)
     end.replace_all_uses_with(moved)
     erase(graph, end, down_to={residual})
-
-
-def _as_convolution(arguments: Bound, axes: int) -> Bound:
-    """Returns the arguments of a convolution over so many axes; those of a linear become those of a
-    convolution of single pixels."""
-    if "kernel" in arguments:
-        return arguments
-    x = arguments["x"]
-    whole = calls(x, aten.movedim) and x.args[1:] == (1, -1)
-    image = x.args[0] if whole else emit_view(_BACK, x)
-    ones = [1] * axes
-    single = {"kernel": ones, "stride": ones, "padding": [0] * 2 * axes, "dilation": ones}
-    return {**arguments, **single, "x": image}

@@ -39,7 +39,7 @@ def test_a_pass_edits_only_if_it_says_so(each: Pass) -> None:
         channels = X.shape[1]
         model = nn.Sequential(*(nn.Conv1d(channels, channels, 3, padding=1) for _ in range(2)))
     if each.name == "add residuals":
-        model = Residual("1x1", torch.add)
+        model = Residual("3x3", torch.add)
     work = PassState(clone(_captured(model.eval(), _input_of(model))))
     for before in PASSES[: PASSES.index(each)]:
         before.run(work, CONTEXT)

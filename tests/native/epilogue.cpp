@@ -100,10 +100,10 @@ class EpilogueTest {
 
  private:
   const char* residual(Dtype dtype, int64_t count, Place place) {
-    const void* found = dtype == Dtype::kFloat32
-                            ? static_cast<const void*>(
-                                  residual_.copy(residual_of<uint32_t>(count), place))
-                            : residual_.copy(residual_of<uint16_t>(count), place);
+    const void* found =
+        dtype == Dtype::kFloat32
+            ? static_cast<const void*>(residual_.copy(residual_of<uint32_t>(count), place))
+            : residual_.copy(residual_of<uint16_t>(count), place);
     return static_cast<const char*>(found);
   }
 

@@ -176,6 +176,7 @@ void check_gemm(const Kernels& kernels);
 void check_groups(const Kernels& kernels);
 void check_experts(const Kernels& kernels);
 void check_convolutions(const Kernels& kernels);
+void check_depthwise(const Kernels& kernels);
 void check_lowbit(const Kernels& kernels);
 void check_program(const Kernels& kernels);
 void check_doctored(const Kernels& kernels);

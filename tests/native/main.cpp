@@ -26,6 +26,7 @@ constexpr struct {
               {"groups", check_groups},
               {"experts", check_experts},
               {"convolution", check_convolutions},
+              {"depthwise", check_depthwise},
               {"lowbit", check_lowbit},
               {"program", check_program},
               {"doctored", check_doctored},

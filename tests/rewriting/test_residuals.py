@@ -17,7 +17,6 @@ from tests.rewriting.test_convolutions import called, compiled
 
 C = 32
 KERNELS: dict[str, Callable[..., nn.Module]] = {
-    "1x1": lambda **how: nn.Conv2d(C, C, 1, **how),
     "3x3": lambda **how: nn.Conv2d(C, C, 3, padding=1, **how),
     "groups": lambda **how: nn.Conv2d(C, C, 3, padding=1, groups=2, **how),
 }
@@ -67,7 +66,7 @@ def test_an_addition_becomes_part_of_the_convolution(kernel: str, end: str) -> N
     with torch.no_grad():
         gm, _ = qfx.rewrite(qfx.trace(model, x), qfx.Config(minimum_gain=0))
         (fused,) = (n for n in gm.graph.nodes if "residual" in n.name)
-        assert called(gm).count("conv_dynamic") == 1 + (kernel != "1x1")
+        assert called(gm).count("conv_dynamic") == 2
         assert fused.args[9] == ("silu" if "silu" in end else fused.args[9])
         assert sqnr(model(x), gm(x)) > 30
         for inner in ("eager", "inductor"):
@@ -79,22 +78,31 @@ def test_the_bits_are_those_of_an_addition_apart() -> None:
     """In float32, where nothing is rounded in between."""
     results = []
     for end in (ENDS["relu(y + a)"], lambda y, a: F.relu(torch.sub(y, -a))):
-        model = Residual("1x1", end)
+        model = Residual("3x3", end)
         with torch.no_grad():
             gm, _ = qfx.rewrite(qfx.trace(model, image()), qfx.Config(minimum_gain=0))
             results.append(gm(image()))
     assert torch.equal(*results)
 
 
+def test_linears_leave_additions_to_inductor() -> None:
+    model, x = Residual("3x3", ENDS["y + a"]), image()
+    model.f = nn.Conv2d(C, C, 1)
+    with torch.no_grad():
+        gm, _ = qfx.rewrite(qfx.trace(model, x), qfx.Config(minimum_gain=0))
+        assert sqnr(model(x), gm(x)) > 30
+    assert "linear_dynamic" in called(gm) and "add" in called(gm)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_halves(dtype: torch.dtype) -> None:
-    model, x = Residual("1x1", ENDS["relu(y + a)"]).to(dtype), image().to(dtype)
+    model, x = Residual("3x3", ENDS["relu(y + a)"]).to(dtype), image().to(dtype)
     with torch.no_grad():
         assert sqnr(model.float()(x.float()), compiled(model.to(dtype))(x)) > 28
 
 
 def test_of_two_convolutions_the_later_one_adds() -> None:
-    model = Residual("1x1", lambda y, a: y)
+    model = Residual("3x3", lambda y, a: y)
     model.end = lambda y, a: F.relu(y + model.g(a * 2))
     x = image()
     with torch.no_grad():
@@ -124,7 +132,7 @@ APART: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], str]] = {
 @pytest.mark.parametrize("name", APART)
 def test_others_stay_apart_and_say_why(name: str) -> None:
     end, reason = APART[name]
-    model, x = Residual("1x1", end), image()
+    model, x = Residual("3x3", end), image()
     with torch.no_grad():
         gm, plan = qfx.rewrite(qfx.trace(model, x), qfx.Config(minimum_gain=0))
         assert sqnr(model(x), gm(x)) > 30
@@ -138,14 +146,14 @@ def test_a_residual_that_is_written_is_read_again() -> None:
         a += y
         return a * b
 
-    model = Residual("1x1", end)
+    model = Residual("3x3", end)
     with torch.no_grad():
         assert sqnr(model(image()), compiled(model)(image())) > 25
 
 
 def test_what_is_written_before_the_addition_is_read_before() -> None:
     """The convolution would run where the addition is."""
-    model, x = Residual("1x1", lambda y, a: y), image()
+    model, x = Residual("3x3", lambda y, a: y), image()
 
     def end(y: Tensor, a: Tensor) -> Tensor:
         b = model.g(a)
@@ -169,7 +177,7 @@ def test_gradients_flow_to_both() -> None:
 
 
 def test_a_residual_that_alone_has_a_gradient_keeps_it() -> None:
-    model, x = Residual("1x1", ENDS["y + a"]).requires_grad_(False), image()
+    model, x = Residual("3x3", ENDS["y + a"]).requires_grad_(False), image()
     shift = nn.Parameter(torch.ones(C, 1, 1))
 
     def f(x: Tensor) -> Tensor:
