@@ -133,9 +133,21 @@ PRODUCTS = (
     ),
     Mutant(
         "a second chunk of rows is written over the first",
-        old="const {\n  char* out = to.data + ((first + m) * to.row_of(w)",
-        new="const {\n  char* out = to.data + (m * to.row_of(w)",
+        old="const int64_t at = ((first + m) * to.row_of(w)",
+        new="const int64_t at = (m * to.row_of(w)",
         tests=("test_kernel_equals_reference[linear-]",),
+    ),
+    Mutant(
+        "every row of a tile has the residual of the first",
+        old="const char* row = e.residual + m * e.ldo * element;",
+        new="const char* row = e.residual;",
+        tests=("test_a_residual_is_added_before_the_activation",),
+    ),
+    Mutant(
+        "a depthwise convolution ignores the zero points of its channels",
+        old="columns_.first[n] = -(code.zero_point + kOffset)",
+        new="columns_.first[n] = -kOffset",
+        tests=("test_every_instruction_set_has_the_bits_of_the_reference",),
     ),
     Mutant(
         "a tensor's scale is that of some threads' rows",
