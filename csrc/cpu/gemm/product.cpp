@@ -108,7 +108,7 @@ bool FloatSink::epilogue_of(const int32_t* raw, int64_t m, int count, int64_t p,
            to.row_of(w),
            columns_of(w, p) == kPanel && past_caches(to, w, rows.tuning),
            to.residual_at(at)};
-  return true;
+  return to.residual == nullptr;  // which strips do not add
 }
 
 const Format& format_of_codes(const Kernels& kernels, const PackedWeight& w, const int8_t* q,

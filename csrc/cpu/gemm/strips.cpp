@@ -39,9 +39,7 @@ EpilogueArgs part_of(const EpilogueArgs& all, const int32_t* sums, int64_t m, in
   part.row_add += m;
   part.row_mul += m;
   part.row_scale += m * all.scale_stride;
-  const int64_t bytes = m * all.ldo * (all.dtype == Dtype::kFloat32 ? 4 : 2);
-  part.out = static_cast<char*>(all.out) + bytes;
-  if (all.residual != nullptr) part.residual += bytes;
+  part.out = static_cast<char*>(all.out) + m * all.ldo * (all.dtype == Dtype::kFloat32 ? 4 : 2);
   return part;
 }
 

@@ -8,7 +8,7 @@ namespace {
 
 template <Activation A, Dtype D>
 void finish_lines(const EpilogueArgs& e) {
-  Lines<A, D, 1, true> lines(&e);
+  Lines<A, D, 1, true, true> lines(&e);
   while (lines.left()) lines.some();
 }
 

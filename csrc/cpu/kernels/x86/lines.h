@@ -14,8 +14,8 @@ namespace {
 // needs of its columns is kept in registers, as tiles leave few loads that cost nothing; for the
 // same reason lines with an activation go two at a time, which share its constants. kOffset: the
 // operand format adds an offset to codes; without one rows have nothing to add, and those of a
-// symmetric code nothing to take off.
-template <Activation A, Dtype D, int kTiles, bool kOffset>
+// symmetric code nothing to take off. kResidual: whether there may be one.
+template <Activation A, Dtype D, int kTiles, bool kOffset, bool kResidual = false>
 class Lines {
  public:
   explicit QFX_INLINE Lines(const EpilogueArgs* tiles) : next_(tiles + 1) { begin(tiles[0]); }
@@ -30,10 +30,8 @@ class Lines {
     const int last = left_ < kAtOnce ? 0 : kAtOnce - 1;  // a line alone is made twice
 #pragma GCC unroll 2
     for (int r = 0; r < kAtOnce; ++r) sums_of(r * last, y[r]);
-    if (residual_ != nullptr) {
-#pragma GCC unroll 2
-      for (int r = 0; r < kAtOnce; ++r) add_line<D>(residual_ + r * last * step_, columns_, y[r]);
-      residual_ += kAtOnce * step_;
+    if constexpr (kResidual) {
+      if (residual_ != nullptr) add_residual(last, y);
     }
 #pragma GCC unroll 2
     for (int r = 0; r < kAtOnce; ++r) {
@@ -58,6 +56,12 @@ class Lines {
  private:
   static constexpr int kAtOnce = A == Activation::kNone || A == Activation::kRelu ? 1 : 2;
   static constexpr int kHalf = kPanel / 2;
+
+  QFX_INLINE void add_residual(int last, Floats16 (&y)[kAtOnce][2]) {
+#pragma GCC unroll 2
+    for (int r = 0; r < kAtOnce; ++r) add_line<D>(residual_ + r * last * step_, columns_, y[r]);
+    residual_ += kAtOnce * step_;
+  }
 
   QFX_INLINE void begin(const EpilogueArgs& e) {
     if (&e == next_) next_ = nullptr;
