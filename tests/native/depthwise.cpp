@@ -53,7 +53,7 @@ class DepthwiseTest {
     std::vector<int8_t> codes;
     for (int64_t i = 0; i < s.channels * k; ++i) codes.push_back(static_cast<int8_t>(hash(i)));
     const int64_t size = cpu::packed_size(s.channels, k);
-    int8_t* packed = weight_.get<int8_t>(size, place);
+    int8_t* packed = weight_.get<int8_t>(size, Place::kBeforeGuard);
     cpu::pack({codes.data(), s.channels, k, k, 1, scale.data()}, {}, packed);
     Weight weight;
     if (const std::string fault = open_weight(packed, size, &weight); !fault.empty()) {
