@@ -150,6 +150,12 @@ PRODUCTS = (
         tests=("test_every_instruction_set_has_the_bits_of_the_reference",),
     ),
     Mutant(
+        "codes of a depthwise convolution are never clamped",
+        old="codes_.clamped = codes_.clamped || !holds_all(code, range);",
+        new="(void)holds_all(code, range);",
+        tests=("test_a_code_beyond_the_last_is_clamped",),
+    ),
+    Mutant(
         "a tensor's scale is that of some threads' rows",
         old="    all = widest(all, part);\n",
         new="    all = part;\n",

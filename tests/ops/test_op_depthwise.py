@@ -65,6 +65,19 @@ def test_every_instruction_set_has_the_bits_of_the_reference(call: Any, threads:
         assert same_bits(y, wanted), isa
 
 
+@pytest.mark.parametrize("isa", _C.isas())
+def test_a_code_beyond_the_last_is_clamped(isa: str) -> None:
+    """With a scale of 1 and a zero point of -26 the code of 153.5 would be 128: kernels that omit
+    clamps have to see this. The next channels need none."""
+    x = torch.linspace(-101.5, 153.5, 256, dtype=F32).view(1, 1, 16, 16).repeat(1, 40, 1, 1)
+    x[:, 20:] /= 3
+    weight = packed(torch.ones(40, 3, 3, dtype=F32))[0]
+    how = ([3, 3], [1, 1], [1] * 4, [1, 1], [8, 0, 0, 0, 0], "none", F32)
+    call = (laid_out(x, "channels last"), weight, list(Layout(40)), None, *how)
+    with on_isa(isa):
+        assert same_bits(ops.conv_depthwise.default(*call), REFERENCES["conv_depthwise"](*call))
+
+
 @pytest.mark.parametrize(("kernel", "stride"), [(3, 1), (3, 2), (5, 1), (5, 2), (7, 1)])
 def test_it_is_a_depthwise_convolution(kernel: int, stride: int) -> None:
     """Within half a step of the codes of x for each tap, the weights being exact."""

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <limits>
-#include <vector>
 
 #include "cpu/core/parallel.h"
 #include "cpu/core/scratch.h"
@@ -15,17 +14,13 @@ namespace {
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr int64_t kStepsPerPixel = 32;  // of a channel, in parallel.h's unit
 
-Range range_of(int32_t most, uint32_t least) {
-  const int32_t order = static_cast<int32_t>(least);
-  const int32_t low = order < 0 ? order ^ 0x7fffffff : 0;
-  const int32_t size = low < 0 ? order & 0x7fffffff : 0;
-  return {std::max(size, most), low, most};
-}
-
-constexpr FloatPanel plain_panel() {
-  FloatPanel panel = {};
-  for (float& scale : panel.scale) scale = 1;
-  return panel;
+// Whether all numbers of a row have codes within the limits without a clamp: codes are in the order
+// of their numbers.
+bool holds_all(const RowCode& code, const Range& range) {
+  const auto code_of = [&](int32_t at) {
+    return nearest(from_sortable(at) * code.inverse) + code.zero_point;
+  };
+  return code.finite && code_of(range.low) >= code.qmin && code_of(range.high) <= code.qmax;
 }
 
 // Channels [first, first + lanes) of an image.
@@ -43,26 +38,32 @@ class Lanes {
         first_(first),
         lanes_(static_cast<int>(std::min<int64_t>(kLanes, w.n - first))),
         taps_(stored_taps(of.w.kernel) / kQuadTaps),
-        quads_((of.w.out - 1) * of.w.stride + (taps_ - 1) * kQuadTaps + 1) {
+        every_(taps_ == 1 || kQuadTaps % of.w.stride == 0 ? of.w.stride : 1),
+        steps_{of.w.stride / every_, kQuadTaps / every_},
+        quads_((of.w.out - 1) * steps_.per_output + (taps_ - 1) * steps_.per_tap + 1) {
     choose_codes(code);
   }
 
   void run() {
-    thread_local Scratch lines, tile;
-    const int64_t held = (of_.h.kernel - 1) * of_.h.dilation + 1, bytes = quads_ * kQuadBytes;
+    thread_local Scratch lines, pointers, tile;
+    // Two lines of outputs read each line of the image at once.
+    const int64_t most = of_.h.stride == 1 && of_.h.dilation == 1 && of_.h.out > 1 ? 2 : 1;
+    const int64_t held = (of_.h.kernel - 1) * of_.h.dilation + most, bytes = quads_ * kQuadBytes;
     uint8_t* memory = lines.get<uint8_t>(held * bytes);
-    float* floats = tile.get<float>(of_.w.out * kLanes);
-    std::vector<const uint8_t*> read(static_cast<size_t>(of_.h.kernel));
+    const uint8_t** read = pointers.get<const uint8_t*>(of_.h.kernel + 1);
+    float* floats = tile.get<float>(most * of_.w.out * kPanel);
     int64_t next = -of_.h.before;  // the first line that is not ready
-    for (int64_t o = 0; o < of_.h.out; ++o) {
-      const int64_t begin = of_.h.input(o, 0), end = begin + held;
+    for (int64_t o = 0; o < of_.h.out;) {
+      const int64_t outputs = std::min(most, of_.h.out - o), begin = of_.h.input(o, 0);
+      const int64_t end = of_.h.input(o + outputs - 1, of_.h.kernel - 1) + 1;
       for (next = std::max(next, begin); next < end; ++next) {
         fill(next, memory + slot(next, held) * bytes);
       }
-      for (int64_t tap = 0; tap < of_.h.kernel; ++tap) {
+      for (int64_t tap = 0; tap < of_.h.kernel + outputs - 1; ++tap) {
         read[tap] = memory + slot(of_.h.input(o, tap), held) * bytes;
       }
-      multiply(o, read.data(), floats);
+      multiply(o, outputs, read, floats);
+      o += outputs;
     }
   }
 
@@ -75,12 +76,17 @@ class Lanes {
 
   void choose_codes(const CodeSpec& spec) {
     LaneExtremes found = {};
-    for (int64_t h = 0; h < of_.h.size; ++h) {
-      const PixelLanes line = {pixels(h), x_.w, of_.w.size, lanes_};
+    const bool dense = x_.h == of_.w.size * x_.w;  // all lines are one
+    const int64_t count = dense ? of_.h.size * of_.w.size : of_.w.size;
+    for (int64_t h = 0; h < (dense ? 1 : of_.h.size); ++h) {
+      const PixelLanes line = {pixels(h), x_.w, count, lanes_};
       step_.range(&line, &found);
     }
+    codes_.clamped = false;
     for (int n = 0; n < kLanes; ++n) {
-      const RowCode code = code_of_range(range_of(found.most[n], found.least[n]), spec);
+      const Range range = range_between({found.most[n], found.least[n]});
+      const RowCode code = code_of_range(range, spec);
+      codes_.clamped = codes_.clamped || !holds_all(code, range);
       codes_.inverse[n] = code.inverse;
       codes_.zero[n] = code.zero_point + kOffset;
       codes_.least[n] = kOffset + (code.finite ? code.qmin : 0);  // 0 where it is not (Q4)
@@ -103,31 +109,38 @@ class Lanes {
     const bool inside = of_.h.inside(line);
     const PixelLanes from = {inside ? pixels(line) : nullptr, x_.w, inside ? of_.w.size : 0,
                              lanes_};
-    const QuadLine quads = {of_.w.before, quads_, to};
+    const QuadLine quads = {of_.w.before, every_, quads_, to};
     step_.quads(&from, &codes_, &quads);
   }
 
   // Whether the kernel of products finishes outputs.
-  bool whole() const {
+  bool is_whole() const {
     const bool plain = to_.activation == Activation::kNone || to_.activation == Activation::kRelu;
     return plain && to_.dtype == Dtype::kFloat32;
   }
 
-  void multiply(int64_t o, const uint8_t* const* lines, float* floats) const {
-    const int64_t at = (b_ * of_.h.out + o) * of_.w.out * to_.row_of(w_) + first_;
-    char* out = to_.data + at * to_.element();
+  void multiply(int64_t o, int64_t outputs, const uint8_t* const* lines, float* floats) const {
+    const int64_t step = to_.row_of(w_), line = of_.w.out * step;
+    char* out = to_.data + ((b_ * of_.h.out + o) * line + first_) * to_.element();
+    const bool whole = is_whole();
+    float* first = whole ? reinterpret_cast<float*>(out) : floats;
+    float* second = first + (whole ? line : of_.w.out * kPanel);
     QuadProducts products = {lines,
                              of_.h.kernel,
                              taps_,
-                             of_.w.stride,
                              of_.w.out,
-                             w_.panel(first_ / kPanel),
+                             steps_,
+                             w_.panel(first_ / kPanel) + first_ % kPanel * kQuadTaps,
                              &columns_,
-                             whole() ? lanes_ : kLanes,
-                             whole() ? reinterpret_cast<float*>(out) : floats,
-                             whole() ? to_.row_of(w_) : kLanes};
+                             whole ? lanes_ : kLanes,
+                             first,
+                             outputs > 1 ? second : nullptr,
+                             whole ? step : kPanel};
     step_.products(&products);
-    if (!whole()) finish(floats, out);
+    if (whole) return;
+    for (int64_t i = 0; i < outputs; ++i) {
+      finish(floats + i * of_.w.out * kPanel, out + i * line * to_.element());
+    }
   }
 
   void finish(const float* floats, char* out) const {
@@ -156,7 +169,10 @@ class Lanes {
   const FloatOutput& to_;
   const int64_t b_, first_;
   const int lanes_;
-  const int64_t taps_, quads_;
+  const int64_t taps_;
+  const int64_t every_;  // pixels from one quad to the next
+  const QuadSteps steps_;
+  const int64_t quads_;
   LaneCodes codes_ = {};
   LaneColumns columns_ = {};
 };

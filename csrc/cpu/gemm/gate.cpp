@@ -7,12 +7,6 @@ namespace {
 
 constexpr int64_t kStepsPerElement = 32;  // in parallel.h's unit
 
-constexpr FloatPanel plain_panel() {
-  FloatPanel panel = {};
-  for (float& scale : panel.scale) scale = 1;
-  return panel;
-}
-
 // A NaN stays one.
 float at_most(float x, float limit) { return x > limit ? limit : x; }
 float at_least(float x, float limit) { return x < limit ? limit : x; }

@@ -19,12 +19,6 @@ int64_t most_of(const GroupedRows& rows, const Passage& how, const PanelReader& 
   return std::min(how.block, even_part(how.depth, rows.rows.tuning.block_depth, kKMultiple));
 }
 
-constexpr FloatPanel plain_panel() {
-  FloatPanel panel = {};
-  for (float& scale : panel.scale) scale = 1;
-  return panel;
-}
-
 }  // namespace
 
 GroupedPanel::GroupedPanel(const Kernels& kernels, const GroupedRows& rows, const RowBlock& block,

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cpu/kernels/rows/store.h"
+#include "cpu/kernels/tables/code.h"
 #include "cpu/kernels/tables/rows.h"
 
 #if defined(__AVX2__)
@@ -10,19 +11,6 @@
 
 namespace qfx::cpu {
 namespace {  // internal linkage: each instruction set compiles its own
-
-// Order of floats as order of integers; the inverse is itself.
-inline int32_t to_sortable(uint32_t bits) {
-  const int32_t b = static_cast<int32_t>(bits);
-  return b ^ ((b >> 31) & 0x7fffffff);
-}
-
-// As signed integers, bit patterns of positive floats are in order and above all negative ones; as
-// unsigned integers those of negative floats are in reverse order and above all positive ones.
-struct Extremes {
-  int32_t most;    // of the signed patterns and 0
-  uint32_t least;  // the greatest unsigned pattern
-};
 
 #if defined(__AVX512BW__)
 struct WideExtremes {
@@ -102,13 +90,6 @@ inline Extremes extremes_of_row(const float* x, int64_t n) {
   return found;
 }
 #endif
-
-inline Range range_between(const Extremes& extremes) {
-  const auto [most, least] = extremes;
-  const int32_t low = static_cast<int32_t>(least) < 0 ? to_sortable(least) : 0;
-  const int32_t size = low < 0 ? static_cast<int32_t>(least & 0x7fffffff) : 0;
-  return {size > most ? size : most, low, most};
-}
 
 inline Range united(const Range& a, const Range& b) {
   return {a.magnitude > b.magnitude ? a.magnitude : b.magnitude, a.low < b.low ? a.low : b.low,

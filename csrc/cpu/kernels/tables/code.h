@@ -1,4 +1,4 @@
-// How the numbers of a range become codes: (Q1), (Q2), (Q4).
+// The range of numbers between their extremes, and how these become codes: (Q1), (Q2), (Q4).
 #pragma once
 
 #include "cpu/kernels/tables/rows.h"
@@ -15,8 +15,28 @@ inline RowCode faulty_code(float fault, int32_t qmin, int32_t qmax) {  // (Q4)
   return {fault, 0.f, 0, qmin, qmax, false};
 }
 
+// Order of floats as order of integers; the inverse is the same.
+inline int32_t to_sortable(uint32_t bits) {
+  const int32_t b = static_cast<int32_t>(bits);
+  return b ^ ((b >> 31) & 0x7fffffff);
+}
+
 inline float from_sortable(int32_t order) {
-  return __builtin_bit_cast(float, order ^ ((order >> 31) & 0x7fffffff));
+  return __builtin_bit_cast(float, to_sortable(static_cast<uint32_t>(order)));
+}
+
+// As signed integers, bit patterns of positive floats are in order and above all negative ones; as
+// unsigned integers those of negative floats are in reverse order and above all positive ones.
+struct Extremes {
+  int32_t most;    // of the signed patterns and 0
+  uint32_t least;  // the greatest unsigned pattern
+};
+
+inline Range range_between(const Extremes& extremes) {
+  const auto [most, least] = extremes;
+  const int32_t low = static_cast<int32_t>(least) < 0 ? to_sortable(least) : 0;
+  const int32_t size = low < 0 ? static_cast<int32_t>(least & 0x7fffffff) : 0;
+  return {size > most ? size : most, low, most};
 }
 
 // The nearest integer to a number below 2^22.

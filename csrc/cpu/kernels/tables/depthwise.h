@@ -1,4 +1,5 @@
-// Depthwise convolutions: channels of an image side by side, a panel at a time. (C5)
+// Depthwise convolutions: channels of an image side by side, half a panel at a time, so that the
+// codes of the lines under a kernel fit into the first cache. (C5)
 //
 // Files of an instruction set are compiled with its flags, so this header holds plain C types only:
 // an inline function shared with other files could carry wide instructions into them.
@@ -10,9 +11,10 @@
 
 namespace qfx::cpu {
 
-inline constexpr int kLanes = kPanel;  // channels that are worked on side by side
-inline constexpr int kQuadTaps = 4;    // neighbouring pixels whose codes are multiplied at once
+inline constexpr int kLanes = kPanel / 2;  // channels that are worked on side by side
+inline constexpr int kQuadTaps = 4;        // neighbouring pixels whose codes are multiplied at once
 inline constexpr int kQuadBytes = kLanes * kQuadTaps;
+inline constexpr int kTapsBytes = kPanel * kQuadTaps;  // of the weights of a panel's quad
 
 // The first `lanes` channels of `count` pixels that lie `step` floats apart.
 struct PixelLanes {
@@ -21,7 +23,7 @@ struct PixelLanes {
   int lanes;
 };
 
-// The range of each channel, as that of a row; see Extremes in rows/range.h.
+// The range of each channel, as that of a row; see Extremes in tables/code.h.
 struct LaneExtremes {
   int32_t most[kLanes];
   uint32_t least[kLanes];
@@ -32,12 +34,13 @@ struct LaneExtremes {
 struct LaneCodes {
   float inverse[kLanes];
   int32_t zero[kLanes], least[kLanes], most[kLanes];
+  bool clamped;  // whether a code of a pixel can lie outside
 };
 
 // A line of pixels between `before` pixels of zeros and as many as fill `quads`; quad j,
-// [kLanes][kQuadTaps], holds pixels j to j + 3 of all of these.
+// [kLanes][kQuadTaps], holds pixels j * every to j * every + 3 of all of these.
 struct QuadLine {
-  int64_t before, quads;
+  int64_t before, every, quads;
   uint8_t* out;
 };
 
@@ -48,16 +51,22 @@ struct LaneColumns {
   float least;
 };
 
+// Which quads make an output: those at output * per_output + tap * per_tap.
+struct QuadSteps {
+  int64_t per_output, per_tap;
+};
+
 // out[o * step + n] of `count` outputs and the first `lanes` channels, of each the products of
-// `taps` quads of `rows` lines: those at o * stride, o * stride + 4, ... by weights[row][tap],
-// which lie 128 bytes apart.
+// `taps` quads of `rows` lines by weights[row][tap], which lie kTapsBytes apart. `second`, unless
+// it is null: the outputs of the lines that begin one later.
 struct QuadProducts {
   const uint8_t* const* lines;
-  int64_t rows, taps, stride, count;
+  int64_t rows, taps, count;
+  QuadSteps steps;
   const int8_t* weights;
   const LaneColumns* columns;
   int lanes;
-  float* out;
+  float *out, *second;
   int64_t step;
 };
 

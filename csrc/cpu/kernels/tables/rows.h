@@ -22,7 +22,7 @@ inline constexpr int kRandomGroup = 64;  // elements whose random bits are made 
 
 // Extremes of a row as sortable integers: `magnitude` is the bit pattern of max|x| (NaN above
 // infinity above all finite), `low` and `high` bound the row and zero (see
-// to_sortable in rows/range.h).
+// to_sortable in tables/code.h).
 struct Range {
   int32_t magnitude, low, high;
 };

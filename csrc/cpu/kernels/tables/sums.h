@@ -29,6 +29,13 @@ struct FloatPanel {
   bool has_bias;
 };
 
+// Of products that are scaled already.
+constexpr FloatPanel plain_panel() {
+  FloatPanel panel = {};
+  for (float& scale : panel.scale) scale = 1;
+  return panel;
+}
+
 // Rows of an int32 tile [rows][32] -> out[m * ldo + n], n < columns. (E1)
 struct EpilogueArgs {
   const int32_t* tile;
