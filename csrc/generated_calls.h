@@ -8,5 +8,6 @@
 namespace qfx {
 
 void define_generated_calls(pybind11::module_& m);
+void define_generated_convolutions(pybind11::module_& m);
 
 }  // namespace qfx

@@ -80,6 +80,7 @@ set(QFX_CPU_OPERATORS
   ops/bmm.cpp
   ops/dequantize.cpp
   ops/convolution.cpp
+  ops/depthwise.cpp
   ops/experts.cpp
   ops/guard.cpp
   ops/guard_counts.cpp
@@ -91,6 +92,7 @@ set(QFX_CPU_OPERATORS
   ops/recurrent.cpp
   ops/requantize.cpp
   ops/rotate.cpp
+  ops/windows.cpp
   ops/alias_check.cpp)
 # Every form of an op must give the same bits, so the compiler may not contract a*b+c on its own.
 # Nothing reads floating-point traps or errno; saying so lets it vectorize the activations.

@@ -7,7 +7,7 @@ ways, for rotation, and for training.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -113,31 +113,48 @@ def _windows(
 
 
 def depthwise(dtype: torch.dtype, c: int = 256, size: int = 28) -> list[float]:
-    """Measures depthwise convolutions: in int8 the seconds per element of the input and per four
-    taps of an output, in float per output and per tap of an output."""
+    """Measures depthwise convolutions: in int8 the seconds per element of the input, per output and
+    per four taps of an output; in float those of a call, per element of the input, per output and
+    per tap of an output."""
     x = random(size * size, c, dtype).view(1, size, size, c).permute(0, 3, 1, 2)
-    (short, few), (long, many) = (_depthwise(x, kernel) for kernel in (3, 7))
-    outputs = c * size * size
-    quad_s = max(many - few, 0.0) / (14 - 3)
-    tap_s = max(long - short, 0.0) / (49 - 9)
-    each = (max(few - 3 * quad_s, 0.0), quad_s, max(short - 9 * tap_s, 0.0), tap_s)
-    return [s / outputs for s in each]
+    short, long, half = (_depthwise(x, *how) for how in ((3, 1), (7, 1), (3, 2)))
+    inputs = c * size * size
+    call_s = min(each[1] for each in (short, long, half))
+    int8 = _parts([each[2] / inputs for each in (short, long, half)], 3, 14)
+    floats = _parts([max(each[0] - call_s, 0.0) / inputs for each in (short, long, half)], 9, 49)
+    return [*int8, call_s, *floats]
 
 
-def _depthwise(x: Tensor, kernel: int) -> tuple[float, float]:
-    """Returns the seconds in float and in int8."""
+def _parts(seconds: Sequence[float], fewer: int, more: int) -> list[float]:
+    """Returns the seconds per input, per output and per tap. `seconds`: per input of a convolution
+    with `fewer` taps, of one with `more` and of the first with stride 2, which has a quarter of the
+    outputs. None is negative."""
+    short, long, half = seconds
+    tap_s = max(long - short, 0.0) / (more - fewer)
+    outputs_s = min(max(short - half, 0.0) / 0.75, short)
+    output_s = max(outputs_s - fewer * tap_s, 0.0)
+    return [max(short - output_s - fewer * tap_s, 0.0), output_s, tap_s]
+
+
+def _depthwise(x: Tensor, kernel: int, stride: int) -> tuple[float, float, float]:
+    """Returns the seconds in float, those in float with an image of one pixel, and those in int8
+    without the call from Python, of which compiled graphs make a shorter one
+    (qfx/host/direct_calls.py)."""
     c, around = x.shape[1], kernel // 2
     w = random(c, kernel * kernel, x.dtype).view(c, 1, kernel, kernel)
     rows = F.pad(w, (0, stored_taps(kernel) - kernel)).flatten(1)
     given = (pack(rows, (), Packing(QSpec())).weight, list(Layout(c)), None)
-    how = ([kernel] * 2, [1, 1], [around] * 4, [1, 1], _ASYMMETRIC_ROWS, "none", x.dtype)
+    how = ([kernel] * 2, [stride] * 2, [around] * 4, [1, 1], _ASYMMETRIC_ROWS, "none", x.dtype)
     last = w.contiguous(memory_format=torch.channels_last)
-    float_s, int8_s = fastest(
-        lambda: F.conv2d(x, last, None, 1, around, groups=c),
+    pixel = x[..., :1, :1]
+    float_s, float_call_s, int8_s, int8_call_s = fastest(
+        lambda: F.conv2d(x, last, None, stride, around, groups=c),
+        lambda: F.conv2d(pixel, last, None, stride, around, groups=c),
         lambda: ops.conv_depthwise(x, *given, *how),
-        rounds=ROUNDS,
+        lambda: ops.conv_depthwise(pixel, *given, *how),
+        rounds=4 * ROUNDS,
     )
-    return float_s, int8_s
+    return float_s, float_call_s, max(int8_s - int8_call_s, 0.0)
 
 
 def columns(m: int, dtype: torch.dtype, k: int = 512, n: int = 4 * BLOCK) -> Iterator[float]:
@@ -191,5 +208,5 @@ CORRECTIONS = {  # in the order in which they are measured
     "rotation": Extra(rotation, 2),
     "turn": Extra(turn, 2),
     "windows": Extra(windows, 3, partial(seconds, least=-LONGEST)),
-    "depthwise": Extra(depthwise, 4),
+    "depthwise": Extra(depthwise, 7),
 }

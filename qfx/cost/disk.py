@@ -24,7 +24,7 @@ from qfx.io.disk_memo import DiskMemo
 
 log = logging.getLogger(__name__)
 
-FORMAT = 19  # of the files, and of the set of measured values
+FORMAT = 20  # of the files, and of the set of measured values
 TRIES = 3
 _OURS = re.compile(r"([a-z_]+\d+|[a-z_\d]+-\d+)-.*\.json")  # also matches formats before 12
 TABLES = DiskMemo("cost", "the cost tables", "", _OURS, 256, log)  # files of a few kB

@@ -110,9 +110,13 @@ def _estimated(find: Find, work: Work) -> Estimate:
 
 def _depthwise(table: Times, work: Work) -> Estimate:
     """Predicts the seconds of a depthwise convolution with m outputs of each of n channels."""
-    pixel_s, quad_s, output_s, tap_s = table.numbers["depthwise"]
-    int8_s = work.n * (work.pixels * pixel_s + work.m * work.quads * quad_s)
-    return Estimate(work.n * work.m * (output_s + work.k * tap_s), int8_s)
+    numbers = table.numbers["depthwise"]
+
+    def seconds(taps: int, input_s: float, output_s: float, tap_s: float) -> float:
+        return work.n * (work.pixels * input_s + work.m * (output_s + taps * tap_s))
+
+    float_s = numbers[3] + seconds(work.k, *numbers[4:])
+    return Estimate(float_s, seconds(work.quads, *numbers[:3]))
 
 
 def _packing(table: Times, work: Work) -> float:

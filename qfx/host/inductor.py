@@ -11,6 +11,7 @@ import torch
 from torch import fx
 
 from qfx.host.inductor_calls import call_linears_directly
+from qfx.host.inductor_convolutions import call_convolutions_directly
 from qfx.host.operators import OpOverload, OpOverloadPacket
 
 Compiled = Callable[..., Any]
@@ -32,6 +33,7 @@ def inductor(
     options_of_mode = {**(list_mode_options(mode) if mode else {}), **options}
     _read_inputs_where_they_are(operators)
     call_linears_directly(digest)
+    call_convolutions_directly(digest)
     known = {"aten", "prims", *(str(each).partition(".")[0] for each in operators)}
 
     def compile_graph(gm: fx.GraphModule, inputs: Sequence[Any]) -> Compiled:

@@ -271,6 +271,16 @@ def test_a_pass_is_what_a_call_takes_more_than_another(monkeypatch: pytest.Monke
     assert corrections.more(seconds(0, 0), seconds(1e-8, 1e-10), torch.float32) == [0, 0]
 
 
+@pytest.mark.parametrize("parts", [(2e-10, 4e-11, 1.5e-11), (3e-10, 0.0, 2e-11), (0.0, 0.0, 0.0)])
+def test_the_parts_of_a_depthwise_convolution(parts: tuple[float, float, float]) -> None:
+    """Three measurements give the seconds per input, per output and per tap; noise makes none of
+    them negative."""
+    each, output, tap = parts
+    seconds = [each + output + 3 * tap, each + output + 14 * tap, each + (output + 3 * tap) / 4]
+    assert corrections._parts(seconds, 3, 14) == pytest.approx([each, output, tap], abs=1e-20)
+    assert min(corrections._parts(sorted(seconds, reverse=True), 3, 14)) >= 0
+
+
 # --- weights of a measurement ---
 
 

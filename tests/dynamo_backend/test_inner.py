@@ -106,6 +106,91 @@ def test_direct_calls_give_the_bits_of_the_operator(dtype: torch.dtype, bias: bo
     assert codes[0].count("qfx_linears(") == 2 and "torch.ops.qfx" not in codes[0]
 
 
+class Convolutions(nn.Module):
+    """Convolutions of all kinds in a row, one of which adds a residual."""
+
+    def __init__(self, axes: int, bias: bool) -> None:
+        super().__init__()
+        kind = nn.Conv2d if axes == 2 else nn.Conv1d
+        self.first = kind(3, FEATURES, 3, padding=1, stride=2, bias=bias)
+        self.depthwise = kind(FEATURES, FEATURES, 9, padding=4, bias=bias, groups=FEATURES)
+        self.grouped = kind(FEATURES, 2 * FEATURES, 3, padding=1, bias=not bias, groups=2)
+        self.last = kind(2 * FEATURES, FEATURES, 3, padding=1, bias=bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.first(x))
+        return F.relu(self.last(self.grouped(self.depthwise(x))) + x)
+
+
+@pytest.mark.parametrize("axes", [1, 2])
+@pytest.mark.parametrize(
+    "dtype, bias",
+    [(torch.float32, True), (torch.bfloat16, True), (torch.float16, False)],
+    ids=str,
+)
+def test_direct_convolutions_give_the_bits_of_the_operators(
+    dtype: torch.dtype, bias: bool, axes: int
+) -> None:
+    """For images of any size and layout; and profilers count them."""
+    torch.manual_seed(0)
+    model = Convolutions(axes, bias).to(dtype).eval()
+    sizes = [(2, 9), (1, 4), (3, 17), (0, 5)]
+    images = [torch.randn(b, *[n] * axes, 3, dtype=dtype).movedim(-1, 1) for b, n in sizes]
+    images += [x.contiguous() for x in images]
+    with torch.no_grad():
+        expected = compiled(model, inner="eager")
+        direct = compiled(model, inner="inductor")
+        _, codes = run_and_get_code(direct, images[0])
+        for x in images:
+            assert torch.equal(direct(x), expected(x))
+        _, calls = int8_matmuls(direct, images[0])
+    assert calls == {"qfx::conv_dynamic": 3, "qfx::conv_depthwise": 1}
+    assert codes[0].count("qfx_convolution(") == 4 and "torch.ops.qfx" not in codes[0]
+
+
+def convolution_call(**changed: Any) -> Callable[[], None]:
+    """Returns a call of the function by which generated code runs a 3x3 convolution of 16
+    channels, or where `depthwise`, one of each of them."""
+    depthwise = changed.get("depthwise", 0)
+    codes = torch.ones(FEATURES, 12 if depthwise else 9 * FEATURES, dtype=torch.int8)
+    weight = torch.ops.qfx.pack_weight(codes, torch.ones(FEATURES))
+    x, y = torch.ones(1, 4, 4, FEATURES), torch.empty(1, 4, 4, FEATURES)
+    numbers = {
+        "depthwise": 0, "factor": 0, "residual": 0, "groups": 1, "x": 0, "y": 0,
+        "code_bits": 8, "symmetric": 1, "per_tensor": 0, "code_group": 0, "rotation": 0,
+        "bytes": weight.numel(), "bias": -1, "activation": 0,
+        "n": FEATURES, "bits": 8, "group": 0, "scale_group": 0, "shift": 0,
+        "batch": 1, "channels": FEATURES, "height": 4, "width": 4, "strides": (256, 1, 64, 16),
+        "kernel": (3, 3), "stride": (1, 1), "padding": (1, 1, 1, 1), "dilation": (1, 1), "axes": 2,
+    } | changed  # fmt: skip
+    each = [n if isinstance(n, tuple) else (n,) for n in numbers.values()]
+    return lambda: _C.convolution(x, weight, *[n for ns in each for n in ns], out=y)
+
+
+@pytest.mark.parametrize(
+    "changed, error",
+    [
+        ({"channels": 32}, "K=288 but the weight was packed for K=144"),
+        ({"groups": 3}, "x has 16 channels, which 3 groups do not divide"),
+        ({"kernel": (3, 0)}, r"kernel is \[3x0\], expected 2 numbers of at least 1"),
+        ({"n": 8}, "N=8 is asked for but the weight was packed for N=16"),
+        ({"n": 8, "depthwise": 1}, "the weight has n=8, but x has 16 channels"),
+        ({"rotation": 16, "depthwise": 1}, "rotation=16 and a scale for each row"),
+        ({"dilation": (1, 2), "depthwise": 1}, "dilation 2 of the last axis"),
+        ({"rotation": 32}, "rotation=32, expected 0, 16 or 64"),
+        ({"factor": 1}, "fewer tensors than announced"),
+        ({"residual": 1}, "fewer tensors than announced"),
+        ({"y": 5}, "unknown dtype"),
+        ({"axes": 4}, "arguments are missing"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_direct_convolutions_check_what_they_know(changed: dict[str, Any], error: str) -> None:
+    convolution_call()()
+    with pytest.raises(RuntimeError, match=error):
+        convolution_call(**changed)()
+
+
 def linear_call(**changed: Any) -> Callable[[], None]:
     """Returns a call of the function by which generated code runs a linear of 16 features."""
     codes = torch.ones(FEATURES, FEATURES, dtype=torch.int8)

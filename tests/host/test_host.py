@@ -27,12 +27,14 @@ from qfx.graph.capture import clone
 from qfx.host import (
     autograd,
     conversions,
+    direct_calls,
     distributed,
     dynamo,
     frame,
     gpu_build,
     inductor,
     inductor_calls,
+    inductor_convolutions,
     inductor_packages,
     modules,
     nodes,
@@ -300,6 +302,18 @@ def linears_are_called_directly() -> None:
     with fresh_cache(), torch.no_grad():
         _, (code,) = run_and_get_code(f, torch.randn(1, 64))
     assert "qfx_linears(" in code and "torch.ops.qfx" not in code
+
+
+def convolutions_are_called_directly() -> None:
+    """By a compiled graph."""
+    from torch._inductor.utils import fresh_cache, run_and_get_code
+
+    torch._dynamo.reset()
+    model = nn.Sequential(nn.Conv2d(16, 32, 3), nn.Conv2d(32, 32, 3, groups=32)).eval()
+    f = torch.compile(model, backend=qfx.backend, options={"minimum_gain": 0})
+    with fresh_cache(), torch.no_grad():
+        _, (code,) = run_and_get_code(f, torch.randn(1, 16, 8, 8))
+    assert code.count("qfx_convolution(") == 2 and "torch.ops.qfx" not in code
 
 
 def functions_are_declared_while_a_package_is_made() -> None:
@@ -694,7 +708,11 @@ CANARIES: dict[ModuleType, dict[Callable[[], None], str]] = {
         inductor_takes_operators: "the inner compiler, and reading inputs once",
         tags_are_in_cache_keys: "caches on disk that know which qfx compiled",
     },
-    inductor_calls: {linears_are_called_directly: "the speed of small calls in compiled graphs"},
+    direct_calls: {linears_are_called_directly: "the speed of small calls in compiled graphs"},
+    inductor_calls: {linears_are_called_directly: "the speed of small linears in compiled graphs"},
+    inductor_convolutions: {
+        convolutions_are_called_directly: "the speed of small convolutions in compiled graphs",
+    },
     inductor_packages: {
         functions_are_declared_while_a_package_is_made: "the speed of small calls in packages",
     },

@@ -44,7 +44,7 @@ FIXED["int8"] = table(
     rotation=(1e-9, 1e-10),
     turn=(2e-9, 3e-10),
     windows=(5e-9, 6e-9, 0.75),
-    depthwise=(5e-10, 4e-11, 3e-10, 2e-11),
+    depthwise=(4e-10, 1e-10, 4e-11, 1.024e-7, 1e-10, 2e-10, 2e-11),
 )
 for _kind in ("products", "attentions", "decodes"):
     FIXED[_kind] = table(_kind, 2e-10, call=(*CALL.values(),))

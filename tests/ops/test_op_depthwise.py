@@ -98,7 +98,7 @@ def test_it_is_a_depthwise_convolution(kernel: int, stride: int) -> None:
     ("change", "sentence"),
     [
         ({4: [3, 3, 3]}, "x has shape 1x8x5x5, expected a batch, channels and 3 axes"),
-        ({7: [1, 2]}, r"dilation \[1x2\], expected one or two axes and no dilation of the last"),
+        ({7: [1, 2]}, "dilation 2 of the last axis, expected one or two axes"),
         ({8: [8, 0, 0, 0, 64]}, "one scale for each channel of an image and no rotation"),
         ({8: [8, 0, 1, 0, 0]}, "one scale for each channel of an image and no rotation"),
         ({2: [9, 8, 0, 0, 0]}, "the weight has n=9, but x has 8 channels"),

@@ -29,11 +29,12 @@ def entry(conv: nn.Module, *sizes: int, costs: Any = None, **options: Any) -> An
 @pytest.mark.parametrize(
     ("kernel", "stride", "gain"),
     [
-        # float: 3e-10 + taps * 2e-11; int8: pixels / outputs * 5e-10 + quads * 4e-11
-        (3, 1, (3 + 9 * 0.2) / (5 + 3 * 0.4)),
-        (5, 1, (3 + 25 * 0.2) / (5 + 10 * 0.4)),
-        (7, 1, (3 + 49 * 0.2) / (5 + 14 * 0.4)),
-        (7, 2, (3 + 49 * 0.2) / (4 * 5 + 14 * 0.4)),
+        # In 1e-10 s for each of 1024 inputs. float: 1 of the call, 1, and 2 + taps * 0.2 for an
+        # output; int8: 4, and 1 + quads * 0.4 for an output.
+        (3, 1, (2 + 2 + 9 * 0.2) / (4 + 1 + 3 * 0.4)),
+        (5, 1, (2 + 2 + 25 * 0.2) / (4 + 1 + 10 * 0.4)),
+        (7, 1, (2 + 2 + 49 * 0.2) / (4 + 1 + 14 * 0.4)),
+        (7, 2, (2 + (2 + 49 * 0.2) / 4) / (4 + (1 + 14 * 0.4) / 4)),
     ],
 )
 def test_the_predicted_gain_decides(kernel: int, stride: int, gain: float) -> None:

@@ -41,7 +41,8 @@ ROOMS = {
     "module": "shared cpu/kernels cpu/gemm cpu/attention cpu/ops cpu/program cuda/gemm",
 }
 MODULE = {
-    "generated_calls.cpp", "module.cpp", "package_calls.cpp", "program.cpp", "tuning.cpp",
+    "call_arguments.h", "generated_calls.cpp", "generated_convolutions.cpp", "module.cpp",
+    "package_calls.cpp", "program.cpp", "tuning.cpp",
 }  # fmt: skip
 INCLUDE = re.compile(r'^ *# *include (?:"([^"]*)"|<(torch/|ATen/|c10/)[^>]*>)', re.M)
 

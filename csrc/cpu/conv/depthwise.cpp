@@ -5,7 +5,6 @@
 
 #include "cpu/core/parallel.h"
 #include "cpu/core/scratch.h"
-#include "cpu/kernels/tables/code.h"
 #include "cpu/kernels/tables/rows.h"
 
 namespace qfx::cpu {
@@ -13,15 +12,6 @@ namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr int64_t kStepsPerPixel = 32;  // of a channel, in parallel.h's unit
-
-// Whether all numbers of a row have codes within the limits without a clamp: codes are in the order
-// of their numbers.
-bool holds_all(const RowCode& code, const Range& range) {
-  const auto code_of = [&](int32_t at) {
-    return nearest(from_sortable(at) * code.inverse) + code.zero_point;
-  };
-  return code.finite && code_of(range.low) >= code.qmin && code_of(range.high) <= code.qmax;
-}
 
 // Channels [first, first + lanes) of an image.
 class Lanes {
@@ -82,27 +72,15 @@ class Lanes {
       const PixelLanes line = {pixels(h), x_.w, count, lanes_};
       step_.range(&line, &found);
     }
-    codes_.clamped = false;
+    step_.codes(&found, &spec, &codes_);
+    const int64_t p = first_ / kPanel, at = first_ % kPanel;
     for (int n = 0; n < kLanes; ++n) {
-      const Range range = range_between({found.most[n], found.least[n]});
-      const RowCode code = code_of_range(range, spec);
-      codes_.clamped = codes_.clamped || !holds_all(code, range);
-      codes_.inverse[n] = code.inverse;
-      codes_.zero[n] = code.zero_point + kOffset;
-      codes_.least[n] = kOffset + (code.finite ? code.qmin : 0);  // 0 where it is not (Q4)
-      codes_.most[n] = kOffset + (code.finite ? code.qmax : 0);
-      choose_column(n, code);
+      columns_.first[n] = -codes_.zero[n] * w_.sums(p)[at + n];
+      columns_.scale[n] = codes_.scale[n] * w_.scales(p)[at + n];
+      columns_.bias[n] = -0.f;  // changes nothing, not even -0
     }
+    if (to_.bias != nullptr) std::copy_n(to_.bias + first_, lanes_, columns_.bias);
     columns_.least = to_.activation == Activation::kRelu ? 0.f : -kInfinity;
-  }
-
-  void choose_column(int n, const RowCode& code) {
-    const int64_t c = first_ + n, p = c / kPanel, at = c % kPanel;
-    columns_.bias[n] = -0.f;  // changes nothing, not even -0
-    if (n >= lanes_) return;
-    columns_.first[n] = -(code.zero_point + kOffset) * w_.sums(p)[at];
-    columns_.scale[n] = code.scale * w_.scales(p)[at];
-    if (to_.bias != nullptr) columns_.bias[n] = to_.bias[c];
   }
 
   void fill(int64_t line, uint8_t* to) const {
@@ -158,8 +136,6 @@ class Lanes {
                                     to_.row_of(w_)};
     kernels_.sums->finish_floats(&args);
   }
-
-  static constexpr int32_t kOffset = 128;
 
   const Kernels& kernels_;
   const DepthwiseKernels& step_;

@@ -1,91 +1,17 @@
-// im2col, conv_dynamic and conv_depthwise on the CPU.
+// im2col and conv_dynamic on the CPU.
 #include "cpu/conv/convolution.h"
 
-#include <array>
 #include <vector>
 
-#include "cpu/conv/depthwise.h"
 #include "cpu/conv/im2col.h"
 #include "cpu/kernels/dispatch.h"
-#include "cpu/ops/arguments.h"
+#include "cpu/ops/convolution.h"
 #include "cpu/ops/row_values.h"
 #include "cpu/ops/weight_stack.h"
 #include "implement.h"
 
 namespace qfx::cpu {
 namespace {
-
-constexpr size_t kMostAxes = 3;
-
-// How windows lie in an image, as operators are told.
-struct WindowArguments {
-  std::vector<int64_t> kernel, stride, padding, dilation;
-};
-
-void check_each(const char* op, const char* what, const std::vector<int64_t>& values, size_t count,
-                int64_t least) {
-  bool fits = values.size() == count;
-  for (const int64_t value : values) fits = fits && value >= least;
-  STD_TORCH_CHECK(fits, op, ": ", what, " is [", text_of(values), "], expected ", count,
-                  " numbers of at least ", least);
-}
-
-// Outputs of an axis of `size` inputs.
-int64_t outputs_of(const WindowAxis& axis, int64_t after) {
-  const int64_t room = axis.size + axis.before + after - (axis.kernel - 1) * axis.dilation - 1;
-  return room < 0 ? 0 : room / axis.stride + 1;
-}
-
-// x [B, C, sizes], in groups of channels.
-Windows windows_of(const char* op, const Tensor& x, const WindowArguments& how, int64_t groups) {
-  const size_t count = how.kernel.size();
-  STD_TORCH_CHECK(count >= 1 && count <= kMostAxes, op, ": kernel has ", count,
-                  " sizes, expected one for each of 1 to 3 axes");
-  STD_TORCH_CHECK(x.dim() == static_cast<int64_t>(count) + 2, op, ": x has shape ", shape_of(x),
-                  ", expected a batch, channels and ", count, " axes");
-  check_each(op, "kernel", how.kernel, count, 1);
-  check_each(op, "stride", how.stride, count, 1);
-  check_each(op, "padding", how.padding, 2 * count, 0);
-  check_each(op, "dilation", how.dilation, count, 1);
-  STD_TORCH_CHECK(groups > 0 && x.size(1) % groups == 0, op, ": x has ", x.size(1),
-                  " channels, which ", groups, " groups do not divide");
-  Windows of = {x.size(0), x.size(1) / groups, {}, {}, {}};
-  const std::array<WindowAxis*, kMostAxes> axes = {&of.w, &of.h, &of.d};
-  for (size_t i = 0; i < count; ++i) {
-    const size_t from = count - 1 - i;
-    WindowAxis& axis = *axes[i];
-    axis = {x.size(static_cast<int64_t>(from) + 2),
-            how.kernel[from],
-            how.stride[from],
-            how.dilation[from],
-            how.padding[2 * from],
-            1};
-    axis.out = outputs_of(axis, how.padding[2 * from + 1]);
-  }
-  return of;
-}
-
-Image image_of(const char* op, const Tensor& x) {
-  const int64_t axes = x.dim() - 2;
-  const auto step = [&](int64_t back) { return back < axes ? x.stride(x.dim() - 1 - back) : 0; };
-  return {static_cast<const char*>(x.const_data_ptr()),
-          dtype_of(op, x.scalar_type()),
-          x.stride(0),
-          x.stride(1),
-          step(2),
-          step(1),
-          step(0)};
-}
-
-// [B, outputs, last].
-std::vector<int64_t> shape_for(const Windows& of, size_t axes, int64_t last) {
-  std::vector<int64_t> shape = {of.batch};
-  if (axes > 2) shape.push_back(of.d.out);
-  if (axes > 1) shape.push_back(of.h.out);
-  shape.push_back(of.w.out);
-  shape.push_back(last);
-  return shape;
-}
 
 Tensor im2col_of(Tensor x, std::vector<int64_t> kernel, std::vector<int64_t> stride,
                  std::vector<int64_t> padding, std::vector<int64_t> dilation) {
@@ -114,7 +40,7 @@ class OpenedWeights {
     for (int64_t g = 0; g < weight.size(0); ++g) all_.push_back(stack_->open(g, group));
   }
 
-  const Weight& of_group(int64_t g) const { return all_[g]; }
+  const std::vector<Weight>& all() const { return all_; }
 
  private:
   Tensor weight_;
@@ -128,6 +54,21 @@ void check_residual(const char* op, const std::optional<Tensor>& residual,
   check_dtype(op, "residual", *residual, {dtype});
   STD_TORCH_CHECK(shape_of(*residual) == text_of(shape), op, ": residual has shape ",
                   shape_of(*residual), ", but the output has shape ", text_of(shape));
+}
+
+// `to`: of the first group. Each group has the next channels of x and y.
+void convolve(const Image& x, const Windows& of, const WindowCode& code,
+              const std::vector<Weight>& weights, FloatOutput to) {
+  const auto groups = static_cast<int64_t>(weights.size());
+  const int64_t n = weights[0].shape().n;
+  to.stride = n * groups;
+  for (int64_t g = 0; g < groups; ++g) {
+    convolution(kernels_of(current_isa()), x.channels_from(g * of.channels), of, code,
+                {weights[g], to});
+    to.data += n * to.element();
+    if (to.bias != nullptr) to.bias += n;
+    if (to.residual != nullptr) to.residual += n * to.element();
+  }
 }
 
 Tensor conv_dynamic(Tensor x, Tensor weight, std::vector<int64_t> layout,
@@ -154,104 +95,37 @@ Tensor conv_dynamic(Tensor x, Tensor weight, std::vector<int64_t> layout,
   residual = made_contiguous(residual);
   Tensor y = empty_on_cpu(shape, out_dtype);
   if (y.numel() == 0) return y;
-  const char* added = residual ? static_cast<const char*>(residual->const_data_ptr()) : nullptr;
-  const Image image = image_of(op, x);
-  const WindowCode how = {spec, group, transform_of(factor, rotation)};
-  for (int64_t g = 0; g < groups; ++g) {
-    const int64_t at = g * n * size_of(dtype);
-    FloatOutput to = {biases == nullptr ? nullptr : biases + g * n, act, dtype,
-                      static_cast<char*>(y.mutable_data_ptr()) + at};
-    to.residual = added == nullptr ? nullptr : added + at;
-    to.bytes = y.numel() * size_of(dtype);
-    to.stride = n * groups;
-    convolution(kernels_of(current_isa()), image.channels_from(g * of.channels), of, how,
-                {weights.of_group(g), to});
-  }
-  return y;
-}
-
-// An image in float32 with its channels last: x itself, or a copy of one image after the other.
-class FloatImages {
- public:
-  FloatImages(const Kernels& kernels, const Image& x, const Windows& of)
-      : kernels_(kernels), x_(x), one_(pixels_of(of)) {}
-
-  bool in_place() const { return x_.c == 1 && x_.dtype == Dtype::kFloat32; }
-
-  // Image b of them, as the only one.
-  Image image(int64_t b) {
-    const int64_t channels = one_.channels, count = one_.rows() * channels;
-    char* copy = copy_.get<char>(count * x_.element());
-    im2col({x_.at(b, 0, 0, 0), x_.dtype, 0, x_.c, x_.d, x_.h, x_.w}, one_, 0, one_.rows(), copy);
-    if (x_.dtype != Dtype::kFloat32) {
-      float* wide = wide_.get<float>(count);
-      kernels_.row->widen(copy, x_.dtype, count, wide);
-      copy = reinterpret_cast<char*>(wide);
-    }
-    return {copy, Dtype::kFloat32, 0, 1, 0, one_.w.size * channels, channels};
-  }
-
- private:
-  static Windows pixels_of(const Windows& of) {
-    const auto all = [](const WindowAxis& axis) {
-      return WindowAxis{axis.size, 1, 1, 1, 0, axis.size};
-    };
-    return {1, of.channels, all(of.d), all(of.h), all(of.w)};
-  }
-
-  const Kernels& kernels_;
-  const Image& x_;
-  const Windows one_;
-  Scratch copy_, wide_;
-};
-
-Tensor conv_depthwise(Tensor x, Tensor weight, std::vector<int64_t> layout,
-                      std::optional<Tensor> bias, std::vector<int64_t> kernel,
-                      std::vector<int64_t> stride, std::vector<int64_t> padding,
-                      std::vector<int64_t> dilation, std::vector<int64_t> code, Text activation,
-                      ScalarType out_dtype) {
-  constexpr const char* op = "conv_depthwise";
-  check_float(op, "x", x);
-  check_dtype(op, "weight", weight, {ScalarType::Char});
-  const Windows of = windows_of(op, x, {kernel, stride, padding, dilation}, 1);
-  STD_TORCH_CHECK(kernel.size() <= 2 && dilation.back() == 1, op, ": kernel [", text_of(kernel),
-                  "] with dilation [", text_of(dilation),
-                  "], expected one or two axes and no dilation of the last one");
-  const auto& [spec, group, rotation] = activation_code_of(op, code);
-  STD_TORCH_CHECK(group == 0 && rotation == 0 && !spec.per_tensor, op, ": code is [", text_of(code),
-                  "], expected one scale for each channel of an image and no rotation");
-  const int64_t n = layout_argument_of(op, layout).n, c = x.size(1);
-  STD_TORCH_CHECK(n == c, op, ": the weight has n=", n, ", but x has ", c, " channels");
-  const int64_t k = of.h.kernel * stored_taps(of.w.kernel);
-  const Weight opened = weight_of(op, &weight, x, k, layout);
-  STD_TORCH_CHECK(!opened.is_lowbit() && opened.one_scale(), op,
-                  ": the weight has groups, expected one scale for each channel");
-  const FloatOutput how = {bias_of(op, bias, n), activation_of(op, activation),
-                           dtype_of(op, out_dtype), nullptr};
-  Tensor y = empty_on_cpu(shape_for(of, kernel.size(), n), out_dtype);
-  if (y.numel() == 0) return y;
-  FloatOutput to = how;
-  to.data = static_cast<char*>(y.mutable_data_ptr());
-  const Kernels& kernels = kernels_of(current_isa());
-  const Image image = image_of(op, x);
-  FloatImages images(kernels, image, of);
-  if (images.in_place()) {
-    depthwise(kernels, image, of, spec, opened.whole, to);
-    return y;
-  }
-  Windows one = of;
-  one.batch = 1;
-  for (int64_t b = 0; b < of.batch; ++b, to.data += one.rows() * n * to.element()) {
-    depthwise(kernels, images.image(b), one, spec, opened.whole, to);
-  }
+  FloatOutput to = {biases, act, dtype, static_cast<char*>(y.mutable_data_ptr())};
+  to.residual = residual ? static_cast<const char*>(residual->const_data_ptr()) : nullptr;
+  to.bytes = y.numel() * size_of(dtype);
+  convolve(image_of(op, x), of, {spec, group, transform_of(factor, rotation)}, weights.all(), to);
   return y;
 }
 
 STABLE_TORCH_LIBRARY_IMPL(qfx, CPU, m) {
   implement<"im2col", &im2col_of>(m);
   implement<"conv_dynamic", &conv_dynamic>(m);
-  implement<"conv_depthwise", &conv_depthwise>(m);
 }
 
 }  // namespace
+
+void convolution_at(const char* op, const ConvolutionAt& call) {
+  const auto& [spec, group, rotation] = call.code;
+  STD_TORCH_CHECK(is_rotation(rotation), op, ": rotation=", rotation, ", expected 0, 16 or 64");
+  const LinearWeightAt& w = call.weight;
+  std::vector<Weight> weights;
+  for (int64_t g = 0; g < call.groups; ++g) {
+    const int8_t* at = w.weight + g * w.weight_bytes;
+    weights.push_back(weight_at(op, at, w.weight_bytes, call.of.k(), w.layout));
+    check_group_of_floats(op, weights.back(), group);
+  }
+  const int64_t channels = w.layout.n * call.groups;
+  FloatOutput to = {w.biases(channels), w.activation, call.out_dtype, static_cast<char*>(call.y)};
+  to.residual = static_cast<const char*>(call.residual);
+  to.bytes = call.of.rows() * channels * to.element();
+  if (to.bytes == 0) return;
+  const Transform transform = {call.factor, static_cast<int>(rotation)};
+  convolve(call.x, call.of, {spec, group, transform}, weights, to);
+}
+
 }  // namespace qfx::cpu

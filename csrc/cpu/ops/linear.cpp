@@ -198,11 +198,8 @@ void linears_at(const char* op, const LinearsAt& call, std::span<const LinearWei
     opened.push_back(weight_at(op, each.weight, each.weight_bytes, call.k, each.layout));
     check_group_of_floats(op, opened.back(), group);
     const int64_t n = opened.back().shape().n;
-    const float* bias = nullptr;
-    if (each.bias != nullptr) {
-      bias = bias_at(each.bias, each.bias_dtype, n);
-      if (weights.size() > 1) bias = kept_bias(bias, each.bias, n, &copies);
-    }
+    const float* bias = each.biases(n);
+    if (weights.size() > 1) bias = kept_bias(bias, each.bias, n, &copies);
     FloatOutput to = {bias, each.activation, call.out_dtype, y};
     to.bytes = call.rows * n * to.element();
     y += to.bytes;

@@ -35,6 +35,11 @@ struct LinearWeightAt {
   const void* bias;  // [n], or null
   Dtype bias_dtype;
   Activation activation;
+
+  // The biases of n outputs as bias_at gives them, or null.
+  const float* biases(int64_t n) const {
+    return bias == nullptr ? nullptr : bias_at(bias, bias_dtype, n);
+  }
 };
 
 // linear_dynamic and linears of operands at addresses, as generated code calls them, without

@@ -25,6 +25,29 @@ inline void range_of_lanes(const PixelLanes* from, LaneExtremes* extremes) {
   }
 }
 
+// Whether all numbers of a row have codes within the limits without a clamp: codes are in the order
+// of their numbers.
+inline bool holds_all(const RowCode& code, const Range& range) {
+  const auto code_of = [&](int32_t at) {
+    return nearest(from_sortable(at) * code.inverse) + code.zero_point;
+  };
+  return code.finite && code_of(range.low) >= code.qmin && code_of(range.high) <= code.qmax;
+}
+
+inline void codes_of_lanes(const LaneExtremes* extremes, const CodeSpec* spec, LaneCodes* codes) {
+  codes->clamped = false;
+  for (int n = 0; n < kLanes; ++n) {
+    const Range range = range_between({extremes->most[n], extremes->least[n]});
+    const RowCode code = code_of_range(range, *spec);
+    codes->clamped = codes->clamped || !holds_all(code, range);
+    codes->scale[n] = code.scale;
+    codes->inverse[n] = code.inverse;
+    codes->zero[n] = code.zero_point + kLaneOffset;
+    codes->least[n] = kLaneOffset + (code.finite ? code.qmin : 0);  // 0 where it is not (Q4)
+    codes->most[n] = kLaneOffset + (code.finite ? code.qmax : 0);
+  }
+}
+
 inline void quads_of_lanes(const PixelLanes* from, const LaneCodes* codes, const QuadLine* to) {
   constexpr float kRound = 12582912.f;  // 1.5 * 2^23: adding it rounds to an integer
   const int64_t pixels = (to->quads - 1) * to->every + kQuadTaps;
@@ -90,6 +113,7 @@ inline void products_of_quads(const QuadProducts* of) {
 
 constexpr DepthwiseKernels kDepthwiseKernels = {
     .range = range_of_lanes,
+    .codes = codes_of_lanes,
     .quads = quads_of_lanes,
     .products = products_of_quads,
 };

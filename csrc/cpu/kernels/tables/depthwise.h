@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "cpu/kernels/tables/panel.h"
+#include "types.h"
 
 namespace qfx::cpu {
 
@@ -29,10 +30,12 @@ struct LaneExtremes {
   uint32_t least[kLanes];
 };
 
+inline constexpr int kLaneOffset = 128;  // is added to codes, which become unsigned
+
 // How each channel becomes codes: clamp(rne(x * inverse) + zero, least, most), the codes (Q3) plus
-// 128.
+// kLaneOffset.
 struct LaneCodes {
-  float inverse[kLanes];
+  float scale[kLanes], inverse[kLanes];
   int32_t zero[kLanes], least[kLanes], most[kLanes];
   bool clamped;  // whether a code of a pixel can lie outside
 };
@@ -73,6 +76,7 @@ struct QuadProducts {
 struct DepthwiseKernels {
   // Widens the extremes by these pixels.
   void (*range)(const PixelLanes* from, LaneExtremes* extremes);
+  void (*codes)(const LaneExtremes* extremes, const CodeSpec* spec, LaneCodes* codes);
   void (*quads)(const PixelLanes* from, const LaneCodes* codes, const QuadLine* to);
   void (*products)(const QuadProducts* of);
 };
