@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from torch import fx, nn
+from torch.export import ExportedProgram
 
 from qfx.cost.device_models import current_costs
 from qfx.cost.model import Costs
@@ -157,7 +158,7 @@ def run_passes(
 
 @released_source_texts()
 def rewrite(
-    gm: nn.Module,
+    gm: nn.Module | ExportedProgram,
     config: Configurable = None,
     *,
     canonical: bool = False,
@@ -169,9 +170,9 @@ def rewrite(
         int8, plan = qfx.rewrite(qfx.trace(model, x), "w8a8")
         print(plan)
 
-    `gm`: from `qfx.trace`, `torch.export.export(...).module()` or any FX tool; it is not changed.
-    Any other module is traced first. `config`: the name of a scheme, a Config, or whatever else
-    `Config.of` takes.
+    `gm`: from `qfx.trace`, `torch.export.export` or any FX tool; it is not changed. Any other
+    module is traced first. `config`: the name of a scheme, a Config, or whatever else `Config.of`
+    takes.
 
     The weights are quantized and packed now, so later changes to them have no effect. If the graph
     does not know its shapes (traced without example inputs), gains cannot be predicted and every

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import fx, nn
+from torch.export import ExportedProgram
 
 from qfx.graph.activations import ACTIVATIONS
 from qfx.host import nodes
@@ -63,7 +64,7 @@ def _constant_norm(m: Any, input: Any) -> Any:
 
 
 @released_source_texts()
-def trace(model: nn.Module, *example_inputs: Any) -> fx.GraphModule:
+def trace(model: nn.Module | ExportedProgram, *example_inputs: Any) -> fx.GraphModule:
     """Returns the graph of `model` by symbolic tracing. With `example_inputs` every node knows its
     shape.
 
@@ -74,6 +75,7 @@ def trace(model: nn.Module, *example_inputs: Any) -> fx.GraphModule:
     raises for Python that cannot be traced symbolically; `torch.compile(model, backend="qfx")` has
     no such limit. Source: `torch.fx.Tracer`, `torch.fx.passes.fake_tensor_prop`.
     """
+    model = model.module() if isinstance(model, ExportedProgram) else model
     gm = clone(model) if isinstance(model, fx.GraphModule) else _symbolic_trace(model)
     if example_inputs:
         with torch.no_grad():

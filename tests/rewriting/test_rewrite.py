@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import expecttest
 import pytest
 import torch
@@ -242,11 +244,13 @@ def test_constant_bias_after_the_matmul_in_graph_order() -> None:
         assert qfx.sqnr(model(x), gm(x)) > 30
 
 
-def test_exported_program_keeps_its_signature() -> None:
+@pytest.mark.parametrize("given", ["program", "module", "trace"])
+def test_exported_program_keeps_its_signature(given: str) -> None:
     model, x = Block(), torch.randn(2, 5, FEATURES)
     batch = torch.export.Dim("batch", min=1, max=64)
     program = torch.export.export(model, (x,), dynamic_shapes=({0: batch},))
-    gm, plan = qfx.rewrite(program.module(), CONFIG)
+    forms: Any = {"program": program, "module": program.module(), "trace": qfx.trace(program)}
+    gm, plan = qfx.rewrite(forms[given], CONFIG)
     assert plan.quantized == 7
     with torch.no_grad():
         for n in (2, 7):
