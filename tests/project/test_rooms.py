@@ -27,6 +27,7 @@ ROOMS = (
     "nn",
     "files",
     "hf",
+    "vllm",
     "cost",
     "programs",
     "plan",
@@ -39,7 +40,7 @@ ROOMS = (
 )
 # Rooms that a user imports without compiling anything, and what they must do without.
 _HEAVY = {"plan", "cost", "report", "match", "rewriting", "pipeline"}
-LIGHT = {"nn": _HEAVY, "files": _HEAVY, "hf": _HEAVY}
+LIGHT = {"nn": _HEAVY, "files": _HEAVY, "hf": _HEAVY, "vllm": _HEAVY}
 
 
 @cache
@@ -100,15 +101,17 @@ def _public() -> Iterator[str]:
 
 
 def test_public_names_are_the_same_whatever_was_imported_before() -> None:
-    """Each is asked for twice, and again after every module has been imported."""
+    """Each is asked for twice, and again after every module has been imported, but for those that
+    import vLLM, which is not installed."""
     names = sorted(_public())
+    every = sorted(n for n in house() if n and (_room(n) != "vllm" or n == "vllm.plugin"))
     script = f"""
 import importlib, sys
 import qfx
 names = {names!r}
 first = {{name: getattr(qfx, name) for name in names}}
 assert all(getattr(qfx, name) is first[name] for name in names)
-for module in {sorted(n for n in house() if n)!r}:
+for module in {every!r}:
     importlib.import_module("qfx." + module)
 changed = [name for name in names if getattr(qfx, name) is not first[name]]
 assert not changed, changed

@@ -1,0 +1,96 @@
+"""Linears of vLLM with quantized weights: plain, merged, divided among ranks, and the head."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from vllm.logger import init_logger
+from vllm.model_executor.layers.linear import LinearMethodBase
+from vllm.model_executor.model_loader.reload.layerwise import initialize_online_processing
+from vllm.model_executor.parameter import ModelWeightParameter
+from vllm.model_executor.utils import replace_parameter
+
+from qfx.nn.frozen import Frozen, Prepared, freeze, linear, prepared
+from qfx.nn.weight_faults import too_long, unquantizable
+from qfx.values.scheme import Scheme
+
+DONE = "_already_called_process_weights_after_loading"  # vLLM removes it before it loads again
+logger = init_logger(f"vllm.{__name__}")  # which vLLM shows
+
+
+class LinearMethod(LinearMethodBase):  # type: ignore[misc]  # untyped without vLLM
+    """Stores the weight of one linear packed, and multiplies by it.
+
+    The float weight is created without memory; vLLM gives it some when all its parts have been
+    read, and this method packs it at once. Of several linears in one (`qkv_proj`), the activations
+    are quantized once.
+    """
+
+    uses_meta_device = True
+
+    def __init__(self, scheme: Scheme, name: str) -> None:
+        self.scheme, self.name = scheme, name
+        self.how: Prepared | None = None  # None while the weight is float
+
+    def create_weights(
+        self,
+        layer: nn.Module,
+        input_size_per_partition: int,
+        output_partition_sizes: Sequence[int],
+        input_size: int,
+        output_size: int,
+        params_dtype: torch.dtype,
+        **attributes: Any,
+    ) -> None:
+        n, k = sum(output_partition_sizes), input_size_per_partition
+        weight = ModelWeightParameter(
+            data=torch.empty(n, k, dtype=params_dtype, device="meta"),
+            input_dim=1,
+            output_dim=0,
+            weight_loader=attributes.get("weight_loader"),
+        )
+        layer.register_parameter("weight", weight)
+        initialize_online_processing(layer)
+
+    def process_weights_after_loading(self, layer: nn.Module) -> None:
+        if getattr(layer, DONE, False):
+            return
+        self.pack(layer, layer.weight.detach())  # type: ignore[operator,union-attr]
+        setattr(layer, DONE, True)
+
+    def pack(self, layer: nn.Module, weight: Tensor) -> None:
+        """Replaces the weight of the layer by `weight` [N, K], packed."""
+        if why := too_long(weight) or unquantizable(weight):
+            logger.warning("qfx: %s stays float: %s", self.name, why)
+            return
+        scheme, frozen = freeze(weight, self.scheme)
+        self.how = prepared(scheme, weight.shape[0])
+        replace_parameter(layer, "weight", frozen.packed)
+
+    def apply(self, layer: nn.Module, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        if self.how is None:
+            return nn.functional.linear(x, layer.weight, bias)  # type: ignore[arg-type]
+        return linear(x, bias, Frozen(layer.weight), self.how)  # type: ignore[arg-type]
+
+
+class HeadMethod(LinearMethod):
+    """The same for the head. Where its weight is that of the embedding, which stays float, a packed
+    copy is made after loading."""
+
+    def __init__(self, scheme: Scheme, name: str) -> None:
+        super().__init__(scheme, name)
+        self.embedding_layer: Any = None
+
+    def tie_weights(self, layer: nn.Module, embed_tokens: nn.Module) -> nn.Module:
+        self.embedding_layer = embed_tokens
+        del layer._parameters["weight"]
+        return layer
+
+    def process_weights_after_loading(self, layer: nn.Module) -> None:
+        if self.embedding_layer is not None and not getattr(layer, DONE, False):
+            floats = self.embedding_layer.weight.detach()
+            layer.register_parameter("weight", nn.Parameter(floats, requires_grad=False))
+        super().process_weights_after_loading(layer)

