@@ -22,6 +22,7 @@ from qfx.host.shapes import hint
 from qfx.match.attention import Attention
 from qfx.match.base import FLOAT
 from qfx.match.experts import ExpertProduct
+from qfx.match.grouped import GroupedConvolution
 from qfx.match.norm import Norm, folded
 from qfx.match.operator_calls import OwnCall
 from qfx.match.products import Product
@@ -32,6 +33,7 @@ from qfx.ops.guard_counts import GuardCount, taken
 from qfx.ops.single_tensors import sqnr
 from qfx.pipeline import Context, run_passes
 from qfx.plan.plan import Entry, Plan
+from qfx.report.grouped_trial import grouped_form
 from qfx.report.report_row import Range, Row, SiteMeasurement, range_of, row_of
 from qfx.rewriting.expert_calls import packing_of
 from qfx.rewriting.recurrent_calls import packing_of_steps
@@ -64,6 +66,8 @@ class SideBySide(fx.Interpreter):
         self.attentions = {m.node: (m, e) for m, e in plan.of(Attention) if e.scheme}
         self.experts = {m.node: (m, e) for m, e in plan.of(ExpertProduct) if e.scheme}
         self.steps = {m.node: (m, e) for m, e in plan.of(RecurrentSteps) if e.scheme}
+        grouped = [(m, e) for m, e in plan.of(GroupedConvolution) if e.scheme]
+        self.groups = {m.site.node: (m, e) for m, e in grouped}
         self.starts = {site.node: (site, entry) for site, entry in sites}
         self.ends = {site.out: site.node for site, _ in sites}
         self.constants = {n: None for s, _ in sites for n in _constants(s) if n is not None}
@@ -81,6 +85,8 @@ class SideBySide(fx.Interpreter):
         self.macs: dict[fx.Node, int] = {}
         for experts, _ in self.experts.values():
             self._keep({n for n in (experts.rows.numbers,) if n is not None}, experts.node)
+        for found, _ in grouped:
+            self._keep({*found.site.node.all_input_nodes}, found.site.node)
         for attention, _ in plan.of(Attention):
             node = attention.node
             self._keep({attention.key, attention.val} - {*node.all_input_nodes}, node)
@@ -128,6 +134,8 @@ class SideBySide(fx.Interpreter):
             self._run_experts(*self.experts[n], result)
         if n in self.steps:
             self._run_steps(*self.steps[n], result[0])
+        if n in self.groups:
+            self._run_groups(*self.groups[n], result)
         if n in self.constants:
             self.constants[n] = result
         if n in self.ends:
@@ -254,6 +262,20 @@ class SideBySide(fx.Interpreter):
         )
         error = sqnr(result, in_int8(values)[0])
         self.measured[found.node] = SiteMeasurement(error, float_s, int8_s)
+
+    def _run_groups(self, found: GroupedConvolution, entry: Entry, result: Tensor) -> None:
+        assert entry.scheme is not None
+        node: Any = found.site.node
+        args, kwargs = self.fetch_args_kwargs_from_env(node)
+        x, alone = (
+            self.env[found.site.x],
+            grouped_form(found, entry.scheme, {**self.env, node: result}),
+        )
+        in_int8 = alone.forward
+        float_s, int8_s = medians(
+            lambda: node.target(*args, **kwargs), lambda: in_int8(x), rounds=_ROUNDS
+        )
+        self.measured[found.node] = SiteMeasurement(sqnr(result, in_int8(x)), float_s, int8_s)
 
     def _constant(self, node: fx.Node) -> Tensor:
         if self.constants[node] is None:  # it stands later in the graph

@@ -260,3 +260,17 @@ def test_the_footer_counts_the_whole_model() -> None:
     assert "float: _Experts 131.1 kB, Conv1d 4.1 kB" in text
     row = report.rows[0]
     assert row.weight_bytes and f"{(row.weight_bytes + 33 * 64**2) / 1e6:.3g} MB read" in text
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_convolutions_of_groups_are_measured(channels_last: bool) -> None:
+    """Each with what it reads in the model, without the norm and the activation behind it."""
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(16, 32, 3, groups=2), nn.Conv2d(32, 32, 7, padding=3, groups=32)]
+    model = nn.Sequential(*layers, nn.BatchNorm2d(32), nn.ReLU(), nn.Conv2d(32, 8, 1)).eval()
+    x = torch.randn(2, 16, 12, 12)
+    x = x.contiguous(memory_format=torch.channels_last) if channels_last else x
+    report = qfx.explain(model, x, options={"minimum_gain": 0})
+    assert [row.measured for row in report.rows] == [True] * 3
+    assert all(33 < row.sqnr_db < 60 for row in report.rows)  # type: ignore[operator]
+    assert {row.kernel for row in report.rows} != {""}
