@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -33,8 +34,8 @@ def call_convolutions_directly(digest: str) -> None:
 
 @cache
 def _register_lowerings() -> None:
-    register(torch.ops.qfx.conv_dynamic.default, _conv_dynamic)
-    register(torch.ops.qfx.conv_depthwise.default, _conv_depthwise)
+    register(torch.ops.qfx.conv_dynamic.default, _convolution)
+    register(torch.ops.qfx.conv_depthwise.default, partial(_convolution, depthwise=True))
 
 
 class _Convolution(NamedTuple):
@@ -65,13 +66,31 @@ class _Convolution(NamedTuple):
             on_cpu([self.x, *self.others])
             and self.x.get_dtype() in FLOATS
             and self.out_dtype in FLOATS
-            and 1 <= len(self.windows[0]) <= MOST_AXES
-            and len(self.x.get_size()) == len(self.windows[0]) + 2
+            and self._windows_are_usual()
+            and len(self.weight.weight.get_size()) in (1, 2)
             and self.weight.is_usual(self.groups)
-            and (self.factor is None or is_vector(self.factor, FLOATS[:1]))
-            and (self.residual is None or self.residual.get_dtype() == self.out_dtype)
+            and (self.factor is None or is_vector(self.factor, FLOATS[:1], self._features()))
+            and (self.residual is None or self._is_like_the_output(self.residual))
             and len(self.code) == LENGTH
         )
+
+    def _windows_are_usual(self) -> bool:
+        axes = len(self.x.get_size()) - 2
+        lengths = [len(each) for each in self.windows]
+        return 1 <= axes <= MOST_AXES and lengths == [axes, axes, 2 * axes, axes]
+
+    def _features(self) -> Any:
+        """Returns the elements of a window in one group."""
+        return math.prod(self.windows[0]) * self.x.get_size()[1] // self.groups
+
+    def _is_like_the_output(self, tensor: Any) -> bool:
+        from torch._inductor.ir import convert_shape_to_inductor
+        from torch._inductor.virtualized import V
+
+        node: Any = V.graph.current_node
+        shape = convert_shape_to_inductor(node.meta["val"].shape)
+        known = V.graph.sizevars.statically_known_list_equals
+        return tensor.get_dtype() == self.out_dtype and known(tensor.get_size(), shape)
 
     def lowered(self) -> Any:
         from torch._inductor.ir import ExternKernel, FixedLayout, convert_shape_to_inductor
@@ -105,7 +124,7 @@ class _Convolution(NamedTuple):
         ]
 
 
-def _conv_dynamic(
+def _convolution(
     x: Any,
     weight: Any,
     layout: Sizes,
@@ -119,26 +138,9 @@ def _conv_dynamic(
     out_dtype: torch.dtype,
     factor: Any = None,
     residual: Any = None,
-) -> _Convolution:
-    by = Weight(weight, layout, bias, activation)
-    return _Convolution(
-        x, by, (kernel, stride, padding, dilation), code, out_dtype, factor, residual
-    )
-
-
-def _conv_depthwise(
-    x: Any,
-    weight: Any,
-    layout: Sizes,
-    bias: Any,
-    kernel: Sizes,
-    stride: Sizes,
-    padding: Sizes,
-    dilation: Sizes,
-    code: Sizes,
-    activation: str,
-    out_dtype: torch.dtype,
+    *,
+    depthwise: bool = False,
 ) -> _Convolution:
     by = Weight(weight, layout, bias, activation)
     windows = (kernel, stride, padding, dilation)
-    return _Convolution(x, by, windows, code, out_dtype, depthwise=True)
+    return _Convolution(x, by, windows, code, out_dtype, factor, residual, depthwise)

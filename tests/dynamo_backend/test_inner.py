@@ -191,6 +191,47 @@ def test_direct_convolutions_check_what_they_know(changed: dict[str, Any], error
         convolution_call(**changed)()
 
 
+class Called(nn.Module):
+    """Calls the operator itself, with operands that do not fit each other."""
+
+    def __init__(self, factor: int, residual: int, padding: int) -> None:
+        super().__init__()
+        codes = torch.ones(FEATURES, 9 * FEATURES, dtype=torch.int8)
+        self.register_buffer("weight", torch.ops.qfx.pack_weight(codes, torch.ones(FEATURES)))
+        self.register_buffer("factor", torch.ones(factor))
+        self.register_buffer("residual", torch.ones(1, residual, 4, FEATURES))
+        self.padding = [1] * padding
+
+    def forward(self, x: Tensor) -> Tensor:
+        how = ([3, 3], [1, 1], self.padding, [1, 1], [8, 0, 0, 0, 0], "none", torch.float32)
+        layout, beside = [FEATURES, 8, 0, 0, 0], (self.factor, self.residual)
+        y: Tensor = torch.ops.qfx.conv_dynamic(x, self.weight, layout, None, *how, *beside)
+        return y
+
+
+@pytest.mark.parametrize(
+    "sizes, error",
+    [
+        ((144, 4, 4), None),
+        ((16, 4, 4), "factor has shape 16 but x has K=144"),
+        ((144, 3, 4), "residual has shape 1x3x4x16, but the output has shape 1x4x4x16"),
+        ((144, 4, 5), "expected 4 numbers of at least 0"),
+    ],
+    ids=str,
+)
+def test_operands_that_do_not_fit_reach_the_operator(
+    sizes: tuple[int, int, int], error: str | None
+) -> None:
+    """The function that is called directly would read behind them."""
+    f = compiled(Called(*sizes).eval(), inner="inductor")
+    with torch.no_grad():
+        if error is None:
+            assert f(torch.ones(1, FEATURES, 4, 4)).shape == (1, 4, 4, FEATURES)
+            return
+        with pytest.raises(RuntimeError, match=error):
+            f(torch.ones(1, FEATURES, 4, 4))
+
+
 def linear_call(**changed: Any) -> Callable[[], None]:
     """Returns a call of the function by which generated code runs a linear of 16 features."""
     codes = torch.ones(FEATURES, FEATURES, dtype=torch.int8)

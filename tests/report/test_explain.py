@@ -273,4 +273,4 @@ def test_convolutions_of_groups_are_measured(channels_last: bool) -> None:
     report = qfx.explain(model, x, options={"minimum_gain": 0})
     assert [row.measured for row in report.rows] == [True] * 3
     assert all(33 < row.sqnr_db < 60 for row in report.rows)  # type: ignore[operator]
-    assert {row.kernel for row in report.rows} != {""}
+    assert all(row.kernel for row in report.rows)

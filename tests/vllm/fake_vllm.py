@@ -1,5 +1,5 @@
 """The classes of vLLM that qfx.vllm extends, and the functions that it calls, with what they do as
-far as it depends on that; vLLM itself needs an environment of its own (`make vllm`)."""
+far as it depends on that; vLLM itself needs an environment of its own (docs/vllm.md)."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """The quantization method of vLLM, with the classes of fake_vllm.py in the place of vLLM's: what it
-decides, how it loads and what it computes. `make vllm` runs it in vLLM."""
+decides, how it loads and what it computes. No test runs it in vLLM itself yet."""
 
 from __future__ import annotations
 
