@@ -15,7 +15,7 @@ from qfx.nn.loading import Checked
 from qfx.nn.recurrent_like import is_recurrent
 from qfx.nn.selection import why_faulty, why_no_linear, why_not_taken
 from qfx.values.config import Config
-from qfx.values.limits import why_few_features
+from qfx.values.limits import why_few_features, why_few_inputs
 from qfx.values.select import left_out
 
 _NOTED: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
@@ -61,6 +61,7 @@ def _found_again(
         or why_not_taken(module, attentions, True)
         or (is_experts(module) and why_not_by_scheme(module, config.chosen))
         or (not is_experts(module) and why_few_features(sizes_of(module)[0]))
+        or (not is_experts(module) and why_few_inputs(sizes_of(module)[0], [name]))
         or why_faulty(True, module)
         or "a float module"
     )

@@ -26,7 +26,7 @@ from qfx.nn.replace import replace
 from qfx.nn.selection import Selection, refuse, select_modules
 from qfx.nn.stored_modules import notify_listeners
 from qfx.values.config import Config, Configurable
-from qfx.values.limits import why_few_features
+from qfx.values.limits import why_few_features, why_few_inputs
 from qfx.values.scheme import Scheme
 from qfx.values.site_recipe import SiteRecipe
 from qfx.weights.offload import drop_file_pages
@@ -142,7 +142,7 @@ def planned(model: nn.Module, config: Config, who: str) -> tuple[Selection, dict
         return TABLE if is_embedding(linear) else _decided(config, names[linear])
 
     def left(linear: nn.Module) -> str:
-        return _left_float(decided(linear), linear)
+        return _left_float(decided(linear), linear, names[linear])
 
     of_states = {model.get_submodule(name) for _, name in pairs_of_linears(model)}
 
@@ -163,7 +163,9 @@ def planned(model: nn.Module, config: Config, who: str) -> tuple[Selection, dict
     return found, {m: how for m, how in hows.items() if how is not None}
 
 
-def _left_float(how: Scheme | SiteRecipe | ExpertsHow | None, linear: nn.Module) -> str:
+def _left_float(
+    how: Scheme | SiteRecipe | ExpertsHow | None, linear: nn.Module, names: Sequence[str]
+) -> str:
     if how is None:
         return "the pinned plan does not name it"
     if isinstance(how, ExpertsHow):
@@ -171,7 +173,8 @@ def _left_float(how: Scheme | SiteRecipe | ExpertsHow | None, linear: nn.Module)
     if how is TABLE:
         return ""
     if isinstance(how, Scheme):
-        return why_few_features(sizes_of(linear)[0]) or ""
+        k, _ = sizes_of(linear)
+        return why_few_features(k) or why_few_inputs(k, names) or ""
     if how.scheme is not None:
         return ""
     return "the recipe leaves it float" + (f": {how.reason}" if how.reason else "")

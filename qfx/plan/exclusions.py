@@ -12,7 +12,7 @@ from qfx.match.base import Match
 from qfx.match.site import Site
 from qfx.ops.forms import IM2COL, form_of, why_no_gradient, why_not_guarded
 from qfx.plan.plan import Entry
-from qfx.values.limits import why_few_features
+from qfx.values.limits import why_few_features, why_few_inputs
 from qfx.values.scheme import Scheme
 
 _PERIODIC = {"sin", "cos", "sinc", "tan"}
@@ -35,9 +35,12 @@ _PASSED = frozenset(_LINEAR.split())  # pointwise linear operations, and copies
 
 def why_excluded(match: Match) -> str | None:
     """Returns why int8 does not suit the matmul: its output is an angle, its weight has few
-    features, or its outputs choose experts. Returns None otherwise. A matmul of two activations is
-    decided by its predicted gain, however few features it has."""
-    few = why_few_features(match.k) if isinstance(match, Site) else None
+    features, its outputs choose experts, or it reads the few inputs of a recurrent layer. Returns
+    None otherwise. A matmul of two activations is decided by its predicted gain, however few
+    features it has."""
+    if not isinstance(match, Site):
+        return _why_angle(match) or _why_router(match)
+    few = why_few_features(match.k) or why_few_inputs(match.k, match.names)
     return _why_angle(match) or few or _why_router(match)
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor
 
@@ -12,6 +15,8 @@ LARGEST_K = 65792  # docs/numerics.md (G1)
 _PER_OUTPUT = 6  # operations per output that only int8 has: (G1), (E1), (P1)
 _WIDTH = 32 // 8  # int8 elements that replace one float32 in a vector register
 LEAST_K = _PER_OUTPUT * _WIDTH // (_WIDTH - 1)
+FEWEST_INPUTS = 64  # of a recurrent layer
+_FIRST_INPUT = re.compile(r"(?:weight_)?ih(?:_l0(?:_reverse)?)?")  # as PyTorch names its weight
 FEWEST_OUTPUTS = 8  # of a group of channels: a kernel computes 32 side by side
 SERVED = "int8 serves float32, bfloat16 and float16"
 
@@ -44,3 +49,19 @@ def why_few_features(k: int | None) -> str | None:
     if k is None or k >= LEAST_K:
         return None
     return f"K={k}: below {LEAST_K} features int8 takes more operations than it saves"
+
+
+def why_few_inputs(k: int | None, names: Iterable[str]) -> str | None:
+    """Returns why the product of a recurrent layer's input with `k` features stays float unless a
+    recipe decides otherwise; None if `k` is large enough or unknown, or the names of the matmul are
+    not those of such a product, as `rnn.ih_l0` and `rnn.weight_ih_l0` are.
+
+    So few features are measured values, such as the powers of a spectrum, which may span more
+    orders of magnitude than 8 bits hold, and they take a small part of the layer's time. The input
+    of a further layer is a state, whose values lie between -1 and 1.
+    """
+    if k is None or k >= FEWEST_INPUTS:
+        return None
+    if not any(_FIRST_INPUT.fullmatch(name.rpartition(".")[2]) for name in names):
+        return None
+    return f"K={k}: below {FEWEST_INPUTS} features the input of a recurrent layer stays float"

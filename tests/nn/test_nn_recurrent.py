@@ -354,3 +354,29 @@ def test_compiled_without_breaks_for_any_length() -> None:
             x = torch.randn(steps, 2, K)
             for a, b in zip(tensors(compiled(x)), tensors(int8(x)), strict=True):
                 assert same_bits(a, b)
+
+
+@pytest.mark.parametrize("kind", (*LAYERS, *CELLS))
+def test_few_inputs_over_orders_of_magnitude_stay_float(kind: Any) -> None:
+    """Features of 1e-5 and of 1 in one row, and weights that make them equal, do not fit into 8
+    bits; a state does. The same by quantize_ and under torch.compile."""
+    few, net = 40, nn.Sequential(kind(40, H))
+    powers = torch.logspace(-5, 0, few)
+    for name, p in net.named_parameters():
+        if "ih" in name and p.dim() == 2:
+            p.data /= powers
+    x = powers * torch.rand(*(6, 3)[isinstance(net[0], nn.RNNCellBase) :], few)
+    int8 = qfx.quantize_(copy.deepcopy(net))
+    torch._dynamo.reset()
+    with torch.no_grad():
+        expected = net(x)
+        for got in (int8(x), torch.compile(net, backend="qfx", options={"minimum_gain": 0})(x)):
+            for a, b in zip(tensors(got), tensors(expected), strict=True):
+                assert qfx.sqnr(b, a) > 30
+    first = "0.ih" if isinstance(net[0], nn.RNNCellBase) else "0.ih_l0"
+    reason = f"K={few}: below 64 features the input of a recurrent layer stays float"
+    assert why_left_float(int8) == {first: reason}
+    n = int8.get_submodule(first).weight.shape[0]
+    recipe = qfx.Recipe((qfx.SiteRecipe(first, 0, n, few, qfx.Scheme()),))
+    by_hand = qfx.quantize_(net, qfx.Config(recipe=recipe))
+    assert isinstance(by_hand.get_submodule(first), qfx.nn.Linear)
