@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from vllm.logger import init_logger
 from vllm.model_executor.layers.linear import LinearMethodBase
 from vllm.model_executor.model_loader.reload.layerwise import initialize_online_processing
 from vllm.model_executor.parameter import ModelWeightParameter
@@ -16,9 +15,9 @@ from vllm.model_executor.utils import replace_parameter
 from qfx.nn.frozen import Frozen, Prepared, freeze, linear, prepared
 from qfx.nn.weight_faults import too_long, unquantizable
 from qfx.values.scheme import Scheme
+from qfx.vllm.counting import Counts
 
 DONE = "_already_called_process_weights_after_loading"  # vLLM removes it before it loads again
-logger = init_logger(f"vllm.{__name__}")  # which vLLM shows
 
 
 class LinearMethod(LinearMethodBase):  # type: ignore[misc]  # untyped without vLLM
@@ -31,8 +30,8 @@ class LinearMethod(LinearMethodBase):  # type: ignore[misc]  # untyped without v
 
     uses_meta_device = True
 
-    def __init__(self, scheme: Scheme, name: str) -> None:
-        self.scheme, self.name = scheme, name
+    def __init__(self, scheme: Scheme, name: str, counts: Counts) -> None:
+        self.scheme, self.name, self.counts = scheme, name, counts
         self.how: Prepared | None = None  # None while the weight is float
 
     def create_weights(
@@ -64,11 +63,12 @@ class LinearMethod(LinearMethodBase):  # type: ignore[misc]  # untyped without v
     def pack(self, layer: nn.Module, weight: Tensor) -> None:
         """Replaces the weight of the layer by `weight` [N, K], packed."""
         if why := too_long(weight) or unquantizable(weight):
-            logger.warning("qfx: %s stays float: %s", self.name, why)
+            self.counts.unpacked(self.name, why)
             return
         scheme, frozen = freeze(weight, self.scheme)
         self.how = prepared(scheme, weight.shape[0])
         replace_parameter(layer, "weight", frozen.packed)
+        self.counts.packed(self.name, weight.numel())
 
     def apply(self, layer: nn.Module, x: Tensor, bias: Tensor | None = None) -> Tensor:
         if self.how is None:
@@ -80,8 +80,8 @@ class HeadMethod(LinearMethod):
     """The same for the head. Where its weight is that of the embedding, which stays float, a packed
     copy is made after loading."""
 
-    def __init__(self, scheme: Scheme, name: str) -> None:
-        super().__init__(scheme, name)
+    def __init__(self, scheme: Scheme, name: str, counts: Counts) -> None:
+        super().__init__(scheme, name, counts)
         self.embedding_layer: Any = None
 
     def tie_weights(self, layer: nn.Module, embed_tokens: nn.Module) -> nn.Module:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from vllm.logger import init_logger
+from vllm.model_executor.layers.fused_moe import GateLinear, RoutedExperts
 from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
 from vllm.model_executor.layers.quantization import register_quantization_config
 from vllm.model_executor.layers.quantization.base_config import QuantizationConfig
@@ -23,18 +23,19 @@ from qfx.values.config import Config
 from qfx.values.limits import FLOATS
 from qfx.values.scheme import scheme_from
 from qfx.values.select import left_out
+from qfx.vllm.counting import Counts
+from qfx.vllm.experts import ExpertsMethod, why_float_experts
 from qfx.vllm.linears import HeadMethod, LinearMethod
 
 METHOD = "qfx"
 TRIED = "0.32"  # the versions of vLLM with which the tests run
 OPTIONS = ("scheme", "skip", "only")
-EXPERTS = ("FusedMoE", "RoutedExperts")  # classes of vLLM
-logger = init_logger(f"vllm.{__name__}")  # which vLLM shows
+ROUTERS = ("gate", "router", "shared_expert_gate")  # names in the models of vLLM
 
 
 @register_quantization_config(METHOD)
 class QfxQuantization(QuantizationConfig):  # type: ignore[misc]  # untyped without vLLM
-    """Quantizes the linears and the head of a float checkpoint while vLLM loads it.
+    """Quantizes the linears, experts and head of a float checkpoint while vLLM loads it.
 
         vllm serve MODEL --quantization qfx
         vllm serve MODEL --hf-overrides '{"quantization_config":
@@ -55,6 +56,7 @@ class QfxQuantization(QuantizationConfig):  # type: ignore[misc]  # untyped with
                 f"{METHOD} in vLLM: {self.config.scheme} has static scales, which need a recipe: "
                 "choose a scheme with dynamic scales, such as w8a8"
             )
+        self.counts = Counts(str(self.config.scheme))
 
     def get_name(self) -> str:
         return METHOD
@@ -88,15 +90,22 @@ class QfxQuantization(QuantizationConfig):  # type: ignore[misc]  # untyped with
         return cls(Config(**given))
 
     def get_quant_method(self, layer: nn.Module, prefix: str) -> Any:
+        scheme, counts = self.config.chosen, self.counts
+        if isinstance(layer, RoutedExperts):
+            if left := self.why_float(prefix) or why_float_experts(layer, scheme):
+                counts.stays(prefix, layer, left)
+                return None  # vLLM's own
+            counts.expect(prefix, layer)
+            return ExpertsMethod(scheme, prefix, layer.moe_config, counts)
         is_linear = isinstance(layer, LinearBase)
         if not is_linear and not isinstance(layer, ParallelLMHead):
-            if type(layer).__name__ in EXPERTS:
-                logger.warning_once("qfx: experts stay float in vLLM; the first are %s", prefix)
-            return None  # vLLM's own
-        if why := self.why_float(prefix):
-            logger.info("qfx: %s stays float: %s", prefix, why)
+            counts.stays(prefix, layer)
+            return None
+        if why := self.why_float(prefix) or _why_router(layer, prefix):
+            counts.stays(prefix, layer, why)
             return UnquantizedLinearMethod() if is_linear else UnquantizedEmbeddingMethod()
-        return (LinearMethod if is_linear else HeadMethod)(self.config.chosen, prefix)
+        counts.expect(prefix, layer)
+        return (LinearMethod if is_linear else HeadMethod)(scheme, prefix, counts)
 
     def why_float(self, prefix: str) -> str | None:
         """Returns why the options leave the layer of this name float, or None."""
@@ -110,6 +119,12 @@ class QfxQuantization(QuantizationConfig):  # type: ignore[misc]  # untyped with
                     "some of them only: name all or none"
                 )
         return whole
+
+
+def _why_router(layer: nn.Module, prefix: str) -> str | None:
+    """Returns the reason if a linear chooses experts: an error of int8 can choose others."""
+    routes = isinstance(layer, GateLinear) or prefix.rpartition(".")[2] in ROUTERS
+    return "a router of experts stays float" if routes else None
 
 
 def check_version() -> None:

@@ -7,20 +7,13 @@ import logging
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import ModuleType
-from typing import Any
+from types import ModuleType, SimpleNamespace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 LAYERS = "vllm.model_executor.layers"
-
-
-class Logger(logging.LoggerAdapter):  # type: ignore[type-arg]
-    """Has vLLM's methods besides."""
-
-    def warning_once(self, *args: Any) -> None:
-        self.warning(*args)
 
 
 class QuantizationConfig:
@@ -76,8 +69,78 @@ class ParallelLMHead(Layer, VocabParallelEmbedding):
     """As vLLM's."""
 
 
-class FusedMoE(nn.Module):
+class GateLinear(LinearBase):
     """As vLLM's."""
+
+
+class RoutedExperts(nn.Module):
+    """As vLLM's, without a router."""
+
+    expert_map: Tensor | None = None
+
+    def __init__(self, activation: str = "silu", bias: bool = False) -> None:
+        super().__init__()
+        self.activation = Activation(activation)
+        self.swiglu_limit = self.swiglu_alpha = self.swiglu_beta = None
+        self.moe_config = SimpleNamespace(has_bias=bias, w13_num_shards=1 + (activation != "none"))
+        self.apply_router_weight_on_input = False
+        self.quant_method: Any = None
+
+    def create(self, method: Any, count: int, width: int, k: int) -> None:
+        """As the constructor of vLLM's, once it has a method."""
+        self.local_num_experts = count
+        self.quant_method = method
+        method.create_weights(self, count, k, width, torch.float32, weight_loader=None)
+
+    def load(self, **weights: Tensor) -> None:
+        """As vLLM does once the weights of all experts have been read."""
+        self.__dict__.pop("_already_called_process_weights_after_loading", None)
+        for name, weight in weights.items():
+            self.register_parameter(name, nn.Parameter(weight.clone(), requires_grad=False))
+        self.quant_method.process_weights_after_loading(self)
+        self.quant_method.process_weights_after_loading(self)
+
+    def _replace_quant_method(self, method: Any) -> None:
+        self.quant_method = method
+
+    def forward(self, x: Tensor, weights: Tensor, ids: Tensor) -> Tensor:
+        result: Tensor = self.quant_method.apply(self, x, weights, ids, None, None)
+        return result
+
+
+class Activation(NamedTuple):
+    """As vLLM's enum."""
+
+    value: str
+
+
+class UnquantizedFusedMoEMethod:
+    """As vLLM's."""
+
+    def __init__(self, moe: Any) -> None:
+        self.processed: list[nn.Module] = []
+
+    def process_weights_after_loading(self, layer: nn.Module) -> None:
+        self.processed.append(layer)
+
+
+class OnlineMoEMethodBase:
+    """As vLLM's."""
+
+    def __init__(self, moe: Any) -> None:
+        self.moe, self.moe_kernel = moe, None
+
+    def create_weights(
+        self, layer: nn.Module, count: int, k: int, width: int, dtype: torch.dtype, **loading: Any
+    ) -> None:
+        rows = self.moe.w13_num_shards * width
+        shapes = {"w13_weight": (count, rows, k), "w2_weight": (count, k, width)}
+        if self.moe.has_bias:
+            shapes |= {"w13_bias": (count, rows), "w2_bias": (count, k)}
+        for name, shape in shapes.items():
+            made = torch.empty(shape, dtype=dtype, device="meta")
+            layer.register_parameter(name, nn.Parameter(made, requires_grad=False))
+        WAITING.append(layer)
 
 
 class ModelWeightParameter(nn.Parameter):
@@ -101,7 +164,7 @@ def replace_parameter(layer: nn.Module, name: str, tensor: Tensor) -> None:
 
 _CONTENTS: dict[str, dict[str, Any]] = {
     "vllm": {},
-    "vllm.logger": {"init_logger": lambda name: Logger(logging.getLogger(name))},
+    "vllm.logger": {"init_logger": logging.getLogger},
     "vllm.model_executor": {},
     LAYERS: {},
     f"{LAYERS}.linear": {
@@ -109,6 +172,12 @@ _CONTENTS: dict[str, dict[str, Any]] = {
         "LinearMethodBase": LinearMethodBase,
         "UnquantizedLinearMethod": UnquantizedLinearMethod,
     },
+    f"{LAYERS}.fused_moe": {"GateLinear": GateLinear, "RoutedExperts": RoutedExperts},
+    f"{LAYERS}.fused_moe.unquantized_fused_moe_method": {
+        "UnquantizedFusedMoEMethod": UnquantizedFusedMoEMethod
+    },
+    f"{LAYERS}.quantization.online": {},
+    f"{LAYERS}.quantization.online.moe_base": {"OnlineMoEMethodBase": OnlineMoEMethodBase},
     f"{LAYERS}.quantization": {"register_quantization_config": register_quantization_config},
     f"{LAYERS}.quantization.base_config": {"QuantizationConfig": QuantizationConfig},
     f"{LAYERS}.vocab_parallel_embedding": {
@@ -137,7 +206,7 @@ def installed() -> Iterator[None]:
         yield
     finally:
         for name in [*sys.modules]:
-            if name in _CONTENTS or name in ("qfx.vllm.linears", "qfx.vllm.quantization"):
+            if name in _CONTENTS or (name.startswith("qfx.vllm.") and name != "qfx.vllm.plugin"):
                 del sys.modules[name]
         CONFIGS.clear()
         WAITING.clear()

@@ -125,15 +125,41 @@ def test_patterns_choose(quantization: Any, options: Any, name: str, int8: bool)
         assert method is floats
 
 
-def test_what_is_neither_is_left_to_vllm(
+@pytest.mark.parametrize(
+    ("kind", "name", "router"),
+    [
+        (fake.GateLinear, "model.layers.0.mlp.g", True),
+        (fake.LinearBase, "model.layers.0.mlp.gate", True),
+        (fake.LinearBase, "model.layers.0.mlp.shared_expert_gate", True),
+        (fake.LinearBase, "model.layers.0.mlp.gate_proj", False),
+    ],
+)
+def test_routers_stay_float(quantization: Any, kind: Any, name: str, router: bool) -> None:
+    method = quantization.from_config({}).get_quant_method(kind.__new__(kind), name)
+    assert (type(method) is fake.UnquantizedLinearMethod) is router
+
+
+def test_one_line_counts_the_layers_of_the_whole_model(
     quantization: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    found = quantization.from_config({})
-    with caplog.at_level(logging.WARNING):
+    found = quantization.from_config({"skip": ["c"]})
+    _, w = floats()
+    broken = w.clone()
+    broken[0, 0] = float("nan")
+    with caplog.at_level(logging.INFO):
         assert found.get_quant_method(fake.VocabParallelEmbedding(), "embed_tokens") is None
-        assert not caplog.text
-        assert found.get_quant_method(fake.FusedMoE(), "model.layers.0.mlp.experts") is None
-    assert "experts stay float in vLLM; the first are model.layers.0.mlp.experts" in caplog.text
+        layers = [layer(found, name=f"model.{name}") for name in ("a", "b")]
+        found.get_quant_method(fake.LinearBase.__new__(fake.LinearBase), "model.c")
+        layers[0].load(w)
+        assert "weights are" not in caplog.text
+        layers[1].load(broken)
+        layers[0].load(w)
+    assert "qfx: model.c stays float: skipped by the pattern" in caplog.text
+    (line,) = [m for m in caplog.messages if "weights are" in m]
+    assert line == (
+        f"qfx: {N * K:,} weights are w8a8, of 1 LinearBase; float are 2 LinearBase, "
+        "1 VocabParallelEmbedding, and layers that no method of vLLM quantizes"
+    )
 
 
 @pytest.mark.parametrize(
