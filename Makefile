@@ -24,9 +24,9 @@ demo: setup
 test: lint $(VENV)/.triton
 	$(WITH_TOOLS) $(BIN)/python -m pytest -q -ra -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-# What vLLM computes and serves with int8 weights, in an environment of its own: that of
-# docs/vllm.md, with pytest, the client of OpenAI and gguf, for the weights of a trained model.
-# `make vllm VLLM_PYTHON=...` takes the interpreter of one that exists.
+# The tests of vLLM itself, in an environment of their own: that of docs/vllm.md, with pytest, the
+# client of OpenAI, and gguf, which reads a trained model. `make vllm VLLM_PYTHON=...` takes the
+# interpreter of one that exists, in which qfx is installed with `pip install -e`.
 VLLM := .venv-vllm
 VLLM_PYTHON ?= $(VLLM)/bin/python
 VLLM_PIP := $(VLLM)/bin/python -m pip --disable-pip-version-check
@@ -111,7 +111,7 @@ $(VENV)/.data: $(VENV)/.built examples/minilm.py
 	$(BIN)/python examples/minilm.py
 	touch $@
 
-# torch is pinned in every step, as is what must not replace it.
+# Every step pins torch, which others would replace by another build.
 $(VLLM)/.tools:
 	$(PYTHON) -m venv $(VLLM)
 	printf '%s\n' $(VLLM_PINS) > $(VLLM)/constraints.txt
