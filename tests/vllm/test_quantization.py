@@ -1,5 +1,5 @@
 """The quantization method of vLLM, with the classes of fake_vllm.py in the place of vLLM's: what it
-decides, how it loads and what it computes. No test runs it in vLLM itself yet."""
+decides, how it loads and what it computes. The tests of tests/served run it in vLLM itself."""
 
 from __future__ import annotations
 
