@@ -22,7 +22,7 @@ from qfx.io.errors import UserError, printable
 from qfx.nn.embedding import Embedding
 from qfx.nn.frozen import Frozen, prepared
 from qfx.nn.linear import Linear
-from qfx.nn.scheme_tensor import KEY, checked_numbers, of_numbers, read, read_any, scheme_of
+from qfx.nn.scheme_tensor import KEY, checked_numbers, of_numbers, read_any, scheme_of
 from qfx.nn.serialized_weight import SAVED
 from qfx.nn.weight_parts import OPTIONAL, frozen_of
 from qfx.vllm.linears import DONE, LinearMethod
@@ -87,8 +87,7 @@ class SavedLinears:
             if other is None or not torch.equal(other, first):
                 raise UserError(
                     f"{WHO}: {name} unites {', '.join(parts)}, and {int8[0]} is "
-                    f"{_spelled(first, int8[0])}, but {part} "
-                    f"{'float' if other is None else _spelled(other, part)}: quantize them alike"
+                    f"{_spelled(first)}, but {part} is {_spelled(other)}: quantize them alike"
                 )
         return first
 
@@ -135,8 +134,8 @@ def _check(scheme: Tensor, name: str) -> None:
         )
 
 
-def _spelled(scheme: Tensor, name: str) -> str:
-    return str(scheme_of(read(scheme, name, "Linear"), name))
+def _spelled(scheme: Tensor | None) -> str:
+    return "float" if scheme is None else str(scheme_of(read_any(scheme, KEY), KEY))
 
 
 class SavedLinearMethod(LinearMethod):

@@ -143,7 +143,6 @@ def test_what_is_neither_is_left_to_vllm(
         ({"scheme": "w8a8-static"}, "static scales, which need a recipe"),
         ({"scheme": "w3"}, "unknown scheme 'w3'"),
         ({"schema": "w8a8"}, "unknown option schema, expected scheme, skip, only"),
-        ({"linears": {}}, "int8 already, saved by save_pretrained"),
     ],
     ids=str,
 )
