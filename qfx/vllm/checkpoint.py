@@ -157,14 +157,14 @@ class SavedLinearMethod(LinearMethod):
         params_dtype: torch.dtype,
         **attributes: Any,
     ) -> None:
-        n, k = sum(output_partition_sizes), input_size_per_partition
+        k = input_size_per_partition
         for unit, what in (self.scheme.group, "group"), (self.scheme.rotation, "rotated block"):
             if k != input_size and unit and k % unit:
                 raise UserError(
                     f"{WHO}: {self.name} has K={input_size}, of which each rank would get {k}, and "
                     f"that cuts a {what} of {unit}: choose another --tensor-parallel-size"
                 )
-        self.saved.register(layer, n, k, attributes["weight_loader"])
+        self.saved.register(layer, output_partition_sizes, k, attributes["weight_loader"])
 
     def process_weights_after_loading(self, layer: nn.Module) -> None:
         if getattr(layer, DONE, False):
@@ -206,8 +206,8 @@ class SavedEmbeddingMethod(LinearMethodBase):  # type: ignore[misc]  # untyped w
         **attributes: Any,
     ) -> None:
         self.dtype = params_dtype
-        n = sum(output_partition_sizes)
-        self.saved.register(layer, n, input_size_per_partition, attributes["weight_loader"])
+        size, loader = input_size_per_partition, attributes["weight_loader"]
+        self.saved.register(layer, output_partition_sizes, size, loader)
 
     def process_weights_after_loading(self, layer: nn.Module) -> None:
         if not getattr(layer, DONE, False):

@@ -3,8 +3,8 @@ vLLM's loaders fill."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -38,46 +38,53 @@ class SavedTensors:
         self.size = (0, 0)
         self.shards: dict[str, set[Any]] = {}  # by part: those of the united that were loaded
 
-    def register(self, layer: nn.Module, n: int, k: int, loader: Callable[..., Any]) -> None:
-        """Registers parameters of `layer`, for a weight [N, K] of this rank. `loader`: vLLM's."""
-        self.size = n, k
+    def register(
+        self, layer: nn.Module, sizes: Sequence[int], k: int, loader: Callable[..., Any]
+    ) -> None:
+        """Registers parameters of `layer`, for the weight [N, K] of this rank. `sizes`: the rows of
+        each of the united, N together. `loader`: vLLM's."""
+        self.size = n, _ = sum(sizes), k
         kinds: dict[str, Kind] = {KEY: (torch.int32, (LENGTH,)), MARK: (torch.int8, (n,))}
         kinds |= self.kind.kinds(self.scheme, f"{self.name}.{KEY}", n, k)
         self.shards = {part: set() for part in kinds}
         for part, (dtype, shape) in kinds.items():
             made = nn.Parameter(torch.empty(shape, dtype=dtype), requires_grad=False)
-            loads = partial(self._load, part, loader)
-            for attribute, value in {**_dims(part, shape), "weight_loader": loads}.items():
+            of_part = _dims(part, shape, len(sizes)) | {"weight_loader": self._loads(part, loader)}
+            for attribute, value in of_part.items():
                 setattr(made, attribute, value)
             layer.register_parameter(part, made)
 
-    def _load(
-        self,
-        part: str,
-        loader: Callable[..., Any],
-        parameter: nn.Parameter,
-        loaded: Tensor,
-        *shard: Any,
-        **named: Any,
-    ) -> None:
-        self.began()
-        before = parameter.detach().clone() if part not in OF_ROWS and self.shards[part] else None
-        wrong = loaded.dtype != parameter.dtype
-        try:
-            loader(parameter, loaded, *shard, **named)
-        except (AssertionError, RuntimeError):
-            wrong = True
-        if wrong:
-            raise UserError(
-                f"{WHO}: {self.name}.{part} is {loaded.dtype} {list(loaded.shape)}, which does not "
-                f"fit {parameter.dtype} {list(parameter.shape)}, as the scheme in config.json says"
-            )
-        if before is not None and not torch.equal(before, parameter.detach()):
-            raise UserError(
-                f"{WHO}: {self.name} unites linears with another {part} each: quantize them with "
-                "one, or without smoothing (qfx.Config(smoothing=False))"
-            )
-        self.shards[part].add((*shard, *named.values()))
+    def _loads(self, part: str, loader: Callable[..., Any]) -> Callable[..., None]:
+        """Returns what loads a tensor into the parameter of `part`, and checks it: a function,
+        whose first argument is called `param`, as vLLM requires to load again."""
+
+        def load(param: nn.Parameter, loaded: Tensor, *shard: Any, **named: Any) -> None:
+            self.began()
+            again = part not in OF_ROWS and self.shards[part]
+            before = param.detach().clone() if again else None
+            try:
+                loader(param, loaded, *shard, **named)
+                fits = loaded.dtype == param.dtype
+            except (AssertionError, RuntimeError):
+                fits = False
+            if not fits:
+                self._refuse(part, param, loaded)
+            if param.is_meta:  # vLLM counts what it is going to load
+                return
+            if before is not None and not torch.equal(before, param.detach()):
+                raise UserError(
+                    f"{WHO}: {self.name} unites linears with another {part} each: quantize them "
+                    "with one, or without smoothing (qfx.Config(smoothing=False))"
+                )
+            self.shards[part].add((*shard, *named.values()))
+
+        return load
+
+    def _refuse(self, part: str, param: Tensor, loaded: Tensor) -> None:
+        raise UserError(
+            f"{WHO}: {self.name}.{part} is {loaded.dtype} {list(loaded.shape)}, which does not "
+            f"fit {param.dtype} {list(param.shape)}, as the scheme in config.json says"
+        )
 
     def taken(self, layer: nn.Module) -> Any:
         """Returns the state that `StoredModule.taken_from` made of the loaded tensors. Raises
@@ -103,11 +110,13 @@ class SavedTensors:
             raise UserError(f"{WHO}: {printable(str(why))}") from None
 
 
-def _dims(part: str, shape: tuple[int, ...]) -> dict[str, Any]:
-    """Returns the attributes of a parameter by which vLLM's loaders find a rank's part of it."""
+def _dims(part: str, shape: Sequence[int], united: int) -> dict[str, Any]:
+    """Returns the attributes of a parameter by which vLLM's loaders find a rank's part of it, and
+    know how many elements files have for it."""
     if part in OF_ROWS:
         return {"output_dim": 0} | ({"input_dim": 1} if len(shape) == 2 else {})
-    return {"ignore_warning": True} | ({"input_dim": 0} if part in OF_COLUMNS else {})
+    every = {"ignore_warning": True, "weight_loader_numel": united * math.prod(shape)}
+    return every | ({"input_dim": 0} if part in OF_COLUMNS else {})
 
 
 def _fill_padding(scale: Tensor, layer: nn.Module) -> None:

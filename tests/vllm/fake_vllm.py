@@ -93,9 +93,14 @@ class Loaded(LinearBase):
         self.quant_method, self.bias, self.cut = method, None, cut
         self.rank, rows, columns = rank, *((ranks, 1) if cut == "rows" else (1, ranks))
         self.sizes = [size // rows for size in sizes]
-        dtype = torch.float32
-        how = (k // columns, self.sizes, k, sum(sizes), dtype)
-        method.create_weights(self, *how, weight_loader=self.weight_loader)
+        self.made = (k // columns, self.sizes, k, sum(sizes), torch.float32)
+        self.renew()
+
+    def renew(self) -> None:
+        """As vLLM does before it loads again."""
+        self.__dict__.pop("_already_called_process_weights_after_loading", None)
+        loader = self.weight_loader
+        self.quant_method.create_weights(self, *self.made, weight_loader=loader)
 
     def weight_loader(self, param: Any, loaded: Tensor, shard: int | None = None) -> None:
         to, dim = param.data, getattr(param, "output_dim", None)

@@ -3,6 +3,7 @@ fake_vllm.py in the place of vLLM's: what is loaded has the same bits, and what 
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections.abc import Iterator
 from importlib import import_module
@@ -105,6 +106,34 @@ def test_united_linears_have_the_rows_of_each(quantization: Any, scheme: str, ra
     layer.take(*states)
     wanted = [source(inputs()).chunk(2, -1)[rank] for source in sources.values()]
     assert torch.equal(layer(inputs()), torch.cat(wanted, -1))
+
+
+def on_meta(param: Any) -> Any:
+    made = param.data.to("meta")
+    made.__dict__ = param.__dict__.copy()
+    return made
+
+
+def test_vllm_loads_again(quantization: Any) -> None:
+    """It counts first what it is going to load, by calling the loaders with tensors without
+    values, and needs the number of elements in the files."""
+    names = UNITED["qkv_proj"]
+    config, states = saved(**{name: linear("w4a8", 32, i) for i, name in enumerate(names)})
+    layer = fake.Loaded(method(quantization.from_config(config), "qkv_proj"), [32] * 3, K)
+    layer.take(*states)
+    y = layer(inputs())
+    layer.renew()
+    params = dict(layer.named_parameters())
+    numel = [getattr(p, "weight_loader_numel", p.numel()) for p in params.values()]
+    assert sum(numel) == sum(t.numel() for state in states for t in state.values())
+    for shard, state in enumerate(states):
+        for name, tensor in state.items():
+            loader = inspect.unwrap(params[name].weight_loader)  # type: ignore[attr-defined]
+            first = next(iter(inspect.signature(loader).parameters))
+            assert first == "param" and loader.__name__
+            loader(on_meta(params[name]), tensor, shard)
+    layer.take(*states)
+    assert torch.equal(layer(inputs()), y)
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
