@@ -63,7 +63,6 @@ class SavedLinears:
         is_linear, is_head = isinstance(layer, LinearBase), isinstance(layer, ParallelLMHead)
         is_table = isinstance(layer, VocabParallelEmbedding) and not is_head
         if not (is_linear or is_head or is_table):
-            self._refuse_below(prefix)
             return None
         name = self._only_table() if is_table and not prefix else prefix
         scheme = self._scheme(name, parts)
@@ -97,14 +96,6 @@ class SavedLinears:
         found = [n for n, s in self.schemes.items() if read_any(s, n)["module"] == "Embedding"]
         return found[0] if len(found) == 1 else ""
 
-    def _refuse_below(self, prefix: str) -> None:
-        block = prefix.removesuffix(".routed_experts")
-        if block and (int8 := [name for name in self.schemes if name.startswith(f"{block}.")]):
-            raise UserError(
-                f"{WHO}: {printable(int8[0])} is int8 in this checkpoint, and in vLLM experts are "
-                f"loaded in float: quantize with skip=[{block.rpartition('.')[2]!r}] and save again"
-            )
-
     def report(self) -> None:
         """Warns, once, of int8 modules for which vLLM has no layer; called when the model has all
         its layers."""
@@ -120,7 +111,15 @@ class SavedLinears:
 
 
 def _check(scheme: Tensor, name: str) -> None:
+    """Raises UserError for what is not loaded. Experts are known by their names, since vLLM may
+    have others for them, and leaves out tensors of experts that it does not know."""
     where = f"{WHO}: config.json: {name}"
+    block, _, last = name.rpartition(".")
+    if "experts" in block.rpartition(".")[2] and last in ("up", "down"):
+        raise UserError(
+            f"{where} is int8, and in vLLM experts of an int8 checkpoint are loaded in float: "
+            "quantize with skip=['experts'] and save again"
+        )
     try:
         fields = read_any(scheme, where)
         if fields["module"] == "Linear":
