@@ -13,7 +13,7 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from qfx.io.errors import UserError, printable
 from qfx.io.safe_read import inside, relative
-from qfx.nn.scheme_tensor import LENGTH
+from qfx.nn.scheme_tensor import checked_numbers
 from qfx.values.config import Config
 from qfx.values.recipe import Recipe
 from qfx.values.scheme import Scheme, scheme_from
@@ -59,7 +59,7 @@ class QfxConfig(QuantizationConfigMixin):
         self.quant_method: Any = METHOD
         self.format = FORMAT
         self.recipe_name: str | None = None
-        self.linears = None if linears is None else _checked(linears)
+        self.linears = None if linears is None else checked_numbers(linears)
         self.config = Config(
             scheme=_scheme(scheme),
             skip=skip,
@@ -111,16 +111,3 @@ def _scheme(raw: Any) -> Any:
         return scheme_from(dict(raw))
     except (TypeError, KeyError, AttributeError) as why:
         raise UserError(f"the quantization_config has an invalid scheme: {why}") from None
-
-
-def _checked(linears: Any) -> dict[str, list[int]]:
-    good = isinstance(linears, Mapping) and all(
-        isinstance(name, str)
-        and isinstance(numbers, list)
-        and len(numbers) <= LENGTH
-        and all(type(number) is int and abs(number) < 2**31 for number in numbers)
-        for name, numbers in linears.items()
-    )
-    if not good:
-        raise UserError("the quantization_config has `linears` that are not lists of numbers")
-    return dict(linears)

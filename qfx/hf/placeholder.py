@@ -16,7 +16,7 @@ from qfx.nn.embedding import Embedding
 from qfx.nn.experts import Experts
 from qfx.nn.experts_like import FloatProduct, products_of
 from qfx.nn.linear_like import as_linear
-from qfx.nn.scheme_tensor import KEY, LENGTH
+from qfx.nn.scheme_tensor import KEY, LENGTH, of_numbers
 from qfx.nn.stacked_weight import StackedWeight
 from qfx.nn.stored_modules import NAMES, Stored, StoredKind, kind_that_saved, replaces
 
@@ -33,8 +33,7 @@ class Placeholder(nn.Module):
 
     def __init__(self, module: Replaced, numbers: list[int], name: str) -> None:
         super().__init__()
-        padded = [*numbers, *[0] * (LENGTH - len(numbers))]
-        scheme = torch.tensor(padded, dtype=torch.int32, device="cpu")  # not on the default device
+        scheme = of_numbers(numbers)
         self.kind = _kind(module, scheme, name)
         of: Any = module
         if isinstance(module, nn.Module) and not is_convolution(module):

@@ -9,7 +9,7 @@ an older build refuses numbers that it does not know.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from qfx.host.tensors import has_values
+from qfx.io.errors import UserError
 from qfx.values.scheme import BACKWARD, PER_COLUMN, PER_ROW, PER_TENSOR, QSpec, Scheme
 
 FORMAT = 1
@@ -63,6 +64,27 @@ def _number(values: tuple[Any, ...] | None, value: Any) -> int:
     if value is None:
         return 0
     return int(value) if values is _COUNT else values.index(value)
+
+
+def of_numbers(numbers: Sequence[int]) -> Tensor:
+    """Returns the scheme tensor that has these numbers, and zeros after them. It is on the CPU."""
+    padded = [*numbers, *[0] * (LENGTH - len(numbers))]
+    return torch.tensor(padded, dtype=torch.int32, device="cpu")
+
+
+def checked_numbers(linears: Any) -> dict[str, list[int]]:
+    """Returns the `linears` of the quantization_config in a config.json: the numbers of a scheme,
+    by name. Raises UserError if they are anything else."""
+    good = isinstance(linears, Mapping) and all(
+        isinstance(name, str)
+        and isinstance(numbers, list)
+        and len(numbers) <= LENGTH
+        and all(type(number) is int and abs(number) < 2**31 for number in numbers)
+        for name, numbers in linears.items()
+    )
+    if not good:
+        raise UserError("the quantization_config has `linears` that are not lists of numbers")
+    return dict(linears)
 
 
 def read(tensor: Any, name: str, module: str) -> dict[str, Any]:

@@ -73,7 +73,11 @@ class LinearMethod(LinearMethodBase):  # type: ignore[misc]  # untyped without v
     def apply(self, layer: nn.Module, x: Tensor, bias: Tensor | None = None) -> Tensor:
         if self.how is None:
             return nn.functional.linear(x, layer.weight, bias)  # type: ignore[arg-type]
-        return linear(x, bias, Frozen(layer.weight), self.how)  # type: ignore[arg-type]
+        return linear(x, bias, self.frozen(layer), self.how)
+
+    def frozen(self, layer: nn.Module) -> Frozen:
+        """Returns the tensors by which the layer computes."""
+        return Frozen(layer.weight)  # type: ignore[arg-type]
 
 
 class HeadMethod(LinearMethod):

@@ -23,6 +23,7 @@ from qfx.values.config import Config
 from qfx.values.limits import FLOATS
 from qfx.values.scheme import scheme_from
 from qfx.values.select import left_out
+from qfx.vllm.checkpoint import SavedLinears
 from qfx.vllm.counting import Counts
 from qfx.vllm.experts import ExpertsMethod, why_float_experts
 from qfx.vllm.linears import HeadMethod, LinearMethod
@@ -35,7 +36,8 @@ ROUTERS = ("gate", "router", "shared_expert_gate")  # names in the models of vLL
 
 @register_quantization_config(METHOD)
 class QfxQuantization(QuantizationConfig):  # type: ignore[misc]  # untyped without vLLM
-    """Quantizes the linears, experts and head of a float checkpoint while vLLM loads it.
+    """Quantizes the linears, experts and head of a float checkpoint while vLLM loads it, or loads
+    those of an int8 checkpoint as they were saved.
 
         vllm serve MODEL --quantization qfx
         vllm serve MODEL --hf-overrides '{"quantization_config":
@@ -47,9 +49,10 @@ class QfxQuantization(QuantizationConfig):  # type: ignore[misc]  # untyped with
     pattern that fits some of the united weights only, and for another version of vLLM.
     """
 
-    def __init__(self, config: Config | None = None) -> None:
+    def __init__(self, config: Config | None = None, saved: SavedLinears | None = None) -> None:
         super().__init__()
         check_version()
+        self.saved = saved  # None for a float checkpoint
         self.config = config or Config()
         if self.config.chosen.calibrated:
             raise UserError(
@@ -76,10 +79,7 @@ class QfxQuantization(QuantizationConfig):  # type: ignore[misc]  # untyped with
     def from_config(cls, config: Mapping[str, Any]) -> QfxQuantization:
         given = {name: value for name, value in config.items() if name != "quant_method"}
         if "linears" in given:
-            raise UserError(
-                f"{METHOD} in vLLM quantizes float checkpoints while it loads them; this one is "
-                "int8 already, saved by save_pretrained: serve the float checkpoint instead"
-            )
+            return cls(saved=SavedLinears(config))
         if unknown := given.keys() - {*OPTIONS}:
             raise UserError(
                 f"{METHOD} in vLLM: unknown option {printable(', '.join(sorted(unknown)))}, "
@@ -90,6 +90,8 @@ class QfxQuantization(QuantizationConfig):  # type: ignore[misc]  # untyped with
         return cls(Config(**given))
 
     def get_quant_method(self, layer: nn.Module, prefix: str) -> Any:
+        if self.saved is not None:
+            return self.saved.method(layer, prefix, self.parts_of(prefix))
         scheme, counts = self.config.chosen, self.counts
         if isinstance(layer, RoutedExperts):
             if left := self.why_float(prefix) or why_float_experts(layer, scheme):
@@ -109,8 +111,7 @@ class QfxQuantization(QuantizationConfig):  # type: ignore[misc]  # untyped with
 
     def why_float(self, prefix: str) -> str | None:
         """Returns why the options leave the layer of this name float, or None."""
-        owner, _, last = prefix.rpartition(".")
-        parts = [f"{owner}.{part}" for part in self.packed_modules_mapping.get(last, ())]
+        parts = self.parts_of(prefix)
         if whole := left_out(self.config, [prefix, *parts]):
             each = [left_out(self.config, [part]) for part in parts]
             if parts and not left_out(self.config, [prefix]) and None in each:
@@ -119,6 +120,15 @@ class QfxQuantization(QuantizationConfig):  # type: ignore[misc]  # untyped with
                     "some of them only: name all or none"
                 )
         return whole
+
+    def parts_of(self, prefix: str) -> list[str]:
+        """Returns the names in a checkpoint of what the layer of this name unites."""
+        owner, _, last = prefix.rpartition(".")
+        return [f"{owner}.{part}" for part in self.packed_modules_mapping.get(last, ())]
+
+    def apply_vllm_mapper(self, hf_to_vllm_mapper: Any) -> None:
+        if self.saved is not None:
+            self.saved.rename(hf_to_vllm_mapper)
 
 
 def _why_router(layer: nn.Module, prefix: str) -> str | None:

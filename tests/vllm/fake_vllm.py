@@ -69,6 +69,87 @@ class ParallelLMHead(Layer, VocabParallelEmbedding):
     """As vLLM's."""
 
 
+class Loaded(LinearBase):
+    """A linear of vLLM with the tensors of a checkpoint: it unites several by their rows, `sizes`,
+    and one of `ranks` has some rows of each, or some columns."""
+
+    def __init__(
+        self,
+        method: Any,
+        sizes: list[int],
+        k: int,
+        rank: int = 0,
+        ranks: int = 1,
+        cut: str = "rows",
+    ) -> None:
+        nn.Module.__init__(self)
+        self.quant_method, self.bias, self.cut = method, None, cut
+        self.rank, rows, columns = rank, *((ranks, 1) if cut == "rows" else (1, ranks))
+        self.sizes = [size // rows for size in sizes]
+        self.made = (k // columns, self.sizes, k, sum(sizes), torch.float32)
+        self.renew()
+
+    def renew(self) -> None:
+        """As vLLM does before it loads again."""
+        self.__dict__.pop("_already_called_process_weights_after_loading", None)
+        loader = self.weight_loader
+        self.quant_method.create_weights(self, *self.made, weight_loader=loader)
+
+    def weight_loader(self, param: Any, loaded: Tensor, shard: int | None = None) -> None:
+        to, dim = param.data, getattr(param, "output_dim", None)
+        if self.cut != "rows":
+            dim = getattr(param, "input_dim", None)
+        elif dim is not None and shard is not None:
+            to = to.narrow(dim, sum(self.sizes[:shard]), self.sizes[shard])
+        if dim is not None:
+            loaded = loaded.narrow(dim, self.rank * to.shape[dim], to.shape[dim])
+        assert to.shape == loaded.shape
+        to.copy_(loaded)
+
+    def take(self, *states: dict[str, Tensor]) -> None:
+        """Loads the tensors of each of the united linears, and then the next layers."""
+        for shard, state in enumerate(states):
+            for name, tensor in state.items():
+                if name != "bias":
+                    param: Any = getattr(self, name)
+                    param.weight_loader(param, tensor, *([shard] if len(states) > 1 else []))
+        self.quant_method.process_weights_after_loading(self)
+        self.quant_method.process_weights_after_loading(self)
+
+
+class Vocabulary(VocabParallelEmbedding):
+    """An embedding or head with the tensors of a checkpoint, padded to 64 rows."""
+
+    def __init__(self, method: Any, n: int, d: int, dtype: torch.dtype) -> None:
+        nn.Module.__init__(self)
+        padded = -(-n // 64) * 64
+        self.quant_method, self.bias = method, None
+        self.shard_indices = SimpleNamespace(num_org_elements=n)
+        how = (d, [padded], d, padded)
+        method.create_weights(self, *how, params_dtype=dtype, weight_loader=self.weight_loader)
+
+    def weight_loader(self, param: Any, loaded: Tensor) -> None:
+        if getattr(param, "output_dim", None) is None:
+            assert param.shape == loaded.shape
+            param.data.copy_(loaded)
+            return
+        param.data[: len(loaded)] = loaded
+        param.data[len(loaded) :] = 0
+
+    take = Loaded.take
+
+    def forward(self, ids: Tensor) -> Tensor:
+        rows: Tensor = self.quant_method.embedding(self, ids.long())
+        return rows
+
+
+class VocabularyHead(Vocabulary, ParallelLMHead):
+    """As `ParallelLMHead` of vLLM."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ParallelLMHead.forward(self, x)
+
+
 class GateLinear(LinearBase):
     """As vLLM's."""
 
@@ -150,6 +231,9 @@ class ModelWeightParameter(nn.Parameter):
         return super().__new__(cls, data, requires_grad=False)  # type: ignore[call-arg]
 
 
+WITH_VLLM = [
+    f"qfx.vllm.{name}" for name in ("checkpoint", "counting", "experts", "linears", "quantization")
+]
 CONFIGS: dict[str, Any] = {}
 WAITING: list[nn.Module] = []  # layers that are loaded part by part
 
@@ -183,6 +267,7 @@ _CONTENTS: dict[str, dict[str, Any]] = {
     f"{LAYERS}.vocab_parallel_embedding": {
         "ParallelLMHead": ParallelLMHead,
         "UnquantizedEmbeddingMethod": UnquantizedEmbeddingMethod,
+        "VocabParallelEmbedding": VocabParallelEmbedding,
     },
     "vllm.model_executor.model_loader": {},
     "vllm.model_executor.model_loader.reload": {},
@@ -206,7 +291,7 @@ def installed() -> Iterator[None]:
         yield
     finally:
         for name in [*sys.modules]:
-            if name in _CONTENTS or (name.startswith("qfx.vllm.") and name != "qfx.vllm.plugin"):
+            if name in _CONTENTS or name in WITH_VLLM:
                 del sys.modules[name]
         CONFIGS.clear()
         WAITING.clear()

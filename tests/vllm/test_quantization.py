@@ -169,7 +169,6 @@ def test_one_line_counts_the_layers_of_the_whole_model(
         ({"scheme": "w8a8-static"}, "static scales, which need a recipe"),
         ({"scheme": "w3"}, "unknown scheme 'w3'"),
         ({"schema": "w8a8"}, "unknown option schema, expected scheme, skip, only"),
-        ({"linears": {}}, "int8 already, saved by save_pretrained"),
     ],
     ids=str,
 )
