@@ -38,6 +38,7 @@ QUESTIONS = (
     "census",
     "decode",
     "first_token",
+    "served",
 )
 
 
