@@ -65,18 +65,26 @@ def in_transformers(folder: Path, options: Mapping[str, Any] | None, count: int)
 
 
 @contextmanager
-def engine(folder: Path, options: Mapping[str, Any] | None = None, eager: bool = True) -> Iterator:
-    """vLLM in this process, one engine at a time."""
+def engine(
+    folder: Path,
+    options: Mapping[str, Any] | None = None,
+    eager: bool = True,
+    quantization: str | None = "qfx",
+    **more: Any,
+) -> Iterator:
+    """vLLM in this process, one engine at a time. `quantization`: None for what the checkpoint
+    says. `more`: further arguments of `LLM`."""
     overrides = {"quantization_config": {"quant_method": "qfx", **options}} if options else {}
     llm = LLM(
         str(folder),
-        quantization="qfx",
+        quantization=quantization,
         hf_overrides=overrides,
         dtype="float32",
         enforce_eager=eager,
         max_model_len=2 * LENGTH,
         max_num_seqs=16,
         max_logprobs=WORDS,
+        **more,
     )
     try:
         yield llm
@@ -85,11 +93,11 @@ def engine(folder: Path, options: Mapping[str, Any] | None = None, eager: bool =
         cleanup_dist_env_and_memory()
 
 
-def answers(llm: LLM, count: int, tokens: int, **sampling: Any) -> list[Any]:
+def answers(llm: LLM, count: int, tokens: int, adapter: Any = None, **sampling: Any) -> list[Any]:
     """Returns vLLM's most probable continuations of the prompts."""
     given = [{"prompt_token_ids": prompt} for prompt in prompts(count).tolist()]
     how = SamplingParams(temperature=0, max_tokens=tokens, **sampling)
-    return llm.generate(given, how, use_tqdm=False)
+    return llm.generate(given, how, use_tqdm=False, lora_request=adapter)
 
 
 def in_vllm(llm: LLM, count: int) -> Tensor:
