@@ -45,6 +45,9 @@ WAYS = {
     "bfloat16": Served({"dtype": "bfloat16"}),
     "float32": Served({"dtype": "float32"}),
     "compressed-tensors W8A8": Served({"dtype": "bfloat16"}, compressed=True),
+    "compressed-tensors W8A8, qfx": Served(
+        {"dtype": "bfloat16"}, compressed=True, environment={"QFX_VLLM_KERNELS": "1"}
+    ),
     "qfx w8a8": _qfx("w8a8"),
     "qfx w4a8": _qfx("w4a8"),
     "qfx w8a8, AVX2": _qfx("w8a8")._replace(environment={"QFX_CPU_ISA": "avx2"}),

@@ -232,8 +232,34 @@ class ModelWeightParameter(nn.Parameter):
 
 
 WITH_VLLM = [
-    f"qfx.vllm.{name}" for name in ("checkpoint", "counting", "experts", "linears", "quantization")
+    f"qfx.vllm.{name}"
+    for name in ("checkpoint", "counting", "experts", "kernels", "linears", "quantization")
 ]
+
+
+class Int8ScaledMMLinearKernel:
+    """As vLLM's."""
+
+    def __init__(self, config: Any, names: list[str]) -> None:
+        assert self.can_implement(config)[0]  # type: ignore[attr-defined]
+        self.config, self.layer_param_names = config, names
+
+
+class MPLinearKernel:
+    """As vLLM's."""
+
+    def __init__(self, config: Any, codes: str, scales: str) -> None:
+        self.config, self.w_q_name, self.w_s_name = config, codes, scales
+
+
+def permute_param_layout_(param: Any, input_dim: int, output_dim: int, **packed: int) -> None:
+    if param.input_dim != input_dim:
+        param.data = param.data.t()
+        param.input_dim, param.output_dim = input_dim, output_dim
+
+
+CPU = "cpu"
+KERNELS: SimpleNamespace = SimpleNamespace(_POSSIBLE_INT8_KERNELS={}, _POSSIBLE_KERNELS={})
 CONFIGS: dict[str, Any] = {}
 WAITING: list[nn.Module] = []  # layers that are loaded part by part
 
@@ -274,7 +300,23 @@ _CONTENTS: dict[str, dict[str, Any]] = {
     "vllm.model_executor.model_loader.reload.layerwise": {
         "initialize_online_processing": WAITING.append
     },
-    "vllm.model_executor.parameter": {"ModelWeightParameter": ModelWeightParameter},
+    "vllm.model_executor.parameter": {
+        "ModelWeightParameter": ModelWeightParameter,
+        "permute_param_layout_": permute_param_layout_,
+    },
+    "vllm.model_executor.kernels": {"linear": KERNELS},
+    "vllm.model_executor.kernels.linear": {},
+    "vllm.model_executor.kernels.linear.mixed_precision": {},
+    "vllm.model_executor.kernels.linear.mixed_precision.MPLinearKernel": {
+        "MPLinearKernel": MPLinearKernel
+    },
+    "vllm.model_executor.kernels.linear.scaled_mm": {},
+    "vllm.model_executor.kernels.linear.scaled_mm.ScaledMMLinearKernel": {
+        "Int8ScaledMMLinearKernel": Int8ScaledMMLinearKernel
+    },
+    "vllm.platforms": {},
+    "vllm.platforms.interface": {"PlatformEnum": SimpleNamespace(CPU=CPU)},
+    "vllm.scalar_type": {"scalar_types": SimpleNamespace(uint4b8="uint4b8", uint4="uint4")},
     "vllm.model_executor.utils": {"replace_parameter": replace_parameter},
 }
 
@@ -287,6 +329,8 @@ def installed() -> Iterator[None]:
         module.__path__ = []
         vars(module).update(contents)
         sys.modules[name] = module
+    for kernels in vars(KERNELS).values():
+        kernels[CPU] = [f"vLLM's {len(kernels)}"]
     try:
         yield
     finally:
