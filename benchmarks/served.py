@@ -50,6 +50,7 @@ WAYS = {
     ),
     "qfx w8a8": _qfx("w8a8"),
     "qfx w4a8": _qfx("w4a8"),
+    "bfloat16, AVX2": Served({"dtype": "bfloat16"}, environment={"ONEDNN_MAX_CPU_ISA": "AVX2"}),
     "qfx w8a8, AVX2": _qfx("w8a8")._replace(environment={"QFX_CPU_ISA": "avx2"}),
 }
 
