@@ -46,7 +46,9 @@ WAYS = {
     "float32": Served({"dtype": "float32"}),
     "compressed-tensors W8A8": Served({"dtype": "bfloat16"}, compressed=True),
     "compressed-tensors W8A8, qfx": Served(
-        {"dtype": "bfloat16"}, compressed=True, environment={"QFX_VLLM_KERNELS": "1"}
+        {"dtype": "bfloat16"},
+        compressed=True,
+        environment={"VLLM_DISABLED_KERNELS": "CPUInt8ScaledMMLinearKernel"},
     ),
     "qfx w8a8": _qfx("w8a8"),
     "qfx w4a8": _qfx("w4a8"),

@@ -74,7 +74,7 @@ class ExpertsMethod(OnlineMoEMethodBase):  # type: ignore[misc]  # untyped witho
         self.counts.unpacked(self.name, why)
         method = UnquantizedFusedMoEMethod(self.moe)
         method.process_weights_after_loading(layer)
-        layer._replace_quant_method(method)
+        layer.quant_method = method
 
     def apply(
         self,

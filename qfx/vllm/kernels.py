@@ -3,11 +3,12 @@ activations, and 4-bit weights in groups with float activations, as compressed-t
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from vllm.model_executor.kernels import linear as registry
+from vllm.model_executor.kernels.linear import register_linear_kernel
 from vllm.model_executor.kernels.linear.mixed_precision.MPLinearKernel import MPLinearKernel
 from vllm.model_executor.kernels.linear.scaled_mm.ScaledMMLinearKernel import (
     Int8ScaledMMLinearKernel,
@@ -24,14 +25,13 @@ from qfx.values.scheme import PACKED_GROUPS, QSpec, Scheme
 _PER_WORD, _MIDDLE = 8, 8  # codes of 4 bits in an int32, and the code that is 0
 
 
+@cache
 def register_kernels() -> None:
-    """Gives vLLM both kernels before its own. Its option `--linear-backend` takes no names from
+    """Gives vLLM both kernels, after its own: it takes them where `VLLM_DISABLED_KERNELS` names its
+    own, or none of its own serves a layer. Its option `--linear-backend` takes no names from
     outside."""
-    of_int8 = registry._POSSIBLE_INT8_KERNELS[PlatformEnum.CPU]
-    of_4_bits = registry._POSSIBLE_KERNELS[PlatformEnum.CPU]
-    for known, kernel in (of_int8, Int8Kernel), (of_4_bits, FourBitKernel):
-        if kernel not in known:
-            known.insert(0, kernel)
+    register_linear_kernel(Int8Kernel, PlatformEnum.CPU, "int8")
+    register_linear_kernel(FourBitKernel, PlatformEnum.CPU, "mp")
 
 
 class Int8Kernel(Int8ScaledMMLinearKernel):  # type: ignore[misc]  # untyped without vLLM
@@ -52,7 +52,7 @@ class Int8Kernel(Int8ScaledMMLinearKernel):  # type: ignore[misc]  # untyped wit
         codes, scale, *_ = (getattr(layer, name, None) for name in self.layer_param_names)
         assert codes is not None and scale is not None
         if not self.config.is_channelwise:  # a scale for each of the united linears
-            widths = torch.tensor(layer.logical_widths)
+            widths = torch.tensor(layer.logical_widths, dtype=torch.int64, device=scale.device)
             scale = scale.reshape(-1).repeat_interleave(widths)
         spec = QSpec(8, symmetric=True)
         x_spec = QSpec(8, symmetric=self.config.input_symmetric)

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from vllm.platforms import current_platform
 
 from qfx.io.errors import UserError, printable
 from qfx.nn.loading import StoredModule
@@ -48,7 +49,8 @@ class SavedTensors:
         kinds |= self.kind.kinds(self.scheme, f"{self.name}.{KEY}", n, k)
         self.shards = {part: set() for part in kinds}
         for part, (dtype, shape) in kinds.items():
-            made = nn.Parameter(torch.empty(shape, dtype=dtype), requires_grad=False)
+            empty = torch.empty(shape, dtype=dtype, device=current_platform.device_type)
+            made = nn.Parameter(empty, requires_grad=False)
             of_part = _dims(part, shape, len(sizes)) | {"weight_loader": self._loads(part, loader)}
             for attribute, value in of_part.items():
                 setattr(made, attribute, value)

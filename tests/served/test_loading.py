@@ -13,13 +13,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from vllm.lora.request import LoRARequest
-from vllm.model_executor.kernels import linear as registry
-from vllm.platforms.interface import PlatformEnum
 
 import qfx
 from benchmarks.compressed import compressed
-from qfx.vllm.kernels import FourBitKernel, Int8Kernel
-from qfx.vllm.plugin import KERNELS, register
+from qfx.vllm.kernels import Int8Kernel
 from tests.served.models import answers, engine, in_transformers, in_vllm, prompts
 
 PROMPTS, RANK = 4, 4
@@ -50,13 +47,15 @@ def test_a_checkpoint_of_compressed_tensors_is_that_of_vllms_own_kernels(
 ) -> None:
     """Both have the same codes, and quantize activations for each token."""
     folder, calls = compressed(llama), set()
-    own = _with_kernels(folder, "0", monkeypatch)
-    monkeypatch.setattr(FourBitKernel, "apply_weights", None)  # not for this checkpoint
+    with engine(folder, quantization=None) as llm:
+        own = in_vllm(llm, PROMPTS)
     before = Int8Kernel.apply_weights
     monkeypatch.setattr(
         Int8Kernel, "apply_weights", lambda kernel, *x: (calls.add(kernel), before(kernel, *x))[1]
     )
-    ours = _with_kernels(folder, "1", monkeypatch)
+    monkeypatch.setenv("VLLM_DISABLED_KERNELS", "CPUInt8ScaledMMLinearKernel")
+    with engine(folder, quantization=None) as llm:
+        ours = in_vllm(llm, PROMPTS)
     assert len(calls) == 8  # of two blocks: qkv, o, gate and up, down
     exact = in_transformers(llama, None, PROMPTS)
     assert _rms(ours - own) < _rms(own - exact) / 2
@@ -96,15 +95,6 @@ def test_two_ranks_compute_what_one_does(
         two = in_vllm(llm, PROMPTS)
     assert 0 < _rms(two - one) < 3 * _rms(one - exact)
     assert _rms(two - exact) < 2 * _rms(one - exact)
-
-
-def _with_kernels(folder: Path, asked: str, monkeypatch: pytest.MonkeyPatch) -> Tensor:
-    for known in (registry._POSSIBLE_INT8_KERNELS, registry._POSSIBLE_KERNELS):
-        monkeypatch.setitem(known, PlatformEnum.CPU, [*known[PlatformEnum.CPU]])
-    monkeypatch.setenv(KERNELS, asked)
-    register()
-    with engine(folder, quantization=None) as llm:
-        return in_vllm(llm, PROMPTS)
 
 
 def _adapter(folder: Path, to: Path) -> Path:

@@ -181,9 +181,6 @@ class RoutedExperts(nn.Module):
         self.quant_method.process_weights_after_loading(self)
         self.quant_method.process_weights_after_loading(self)
 
-    def _replace_quant_method(self, method: Any) -> None:
-        self.quant_method = method
-
     def forward(self, x: Tensor, weights: Tensor, ids: Tensor) -> Tensor:
         result: Tensor = self.quant_method.apply(self, x, weights, ids, None, None)
         return result
@@ -259,7 +256,13 @@ def permute_param_layout_(param: Any, input_dim: int, output_dim: int, **packed:
 
 
 CPU = "cpu"
-KERNELS: SimpleNamespace = SimpleNamespace(_POSSIBLE_INT8_KERNELS={}, _POSSIBLE_KERNELS={})
+KERNELS: dict[tuple[str, str], list[Any]] = {}  # by platform and type
+
+
+def register_linear_kernel(kernel: type, platform: str, kernel_type: str = "mp") -> None:
+    KERNELS.setdefault((platform, kernel_type), []).append(kernel)
+
+
 CONFIGS: dict[str, Any] = {}
 WAITING: list[nn.Module] = []  # layers that are loaded part by part
 
@@ -304,8 +307,8 @@ _CONTENTS: dict[str, dict[str, Any]] = {
         "ModelWeightParameter": ModelWeightParameter,
         "permute_param_layout_": permute_param_layout_,
     },
-    "vllm.model_executor.kernels": {"linear": KERNELS},
-    "vllm.model_executor.kernels.linear": {},
+    "vllm.model_executor.kernels": {},
+    "vllm.model_executor.kernels.linear": {"register_linear_kernel": register_linear_kernel},
     "vllm.model_executor.kernels.linear.mixed_precision": {},
     "vllm.model_executor.kernels.linear.mixed_precision.MPLinearKernel": {
         "MPLinearKernel": MPLinearKernel
@@ -314,7 +317,7 @@ _CONTENTS: dict[str, dict[str, Any]] = {
     "vllm.model_executor.kernels.linear.scaled_mm.ScaledMMLinearKernel": {
         "Int8ScaledMMLinearKernel": Int8ScaledMMLinearKernel
     },
-    "vllm.platforms": {},
+    "vllm.platforms": {"current_platform": SimpleNamespace(device_type="cpu")},
     "vllm.platforms.interface": {"PlatformEnum": SimpleNamespace(CPU=CPU)},
     "vllm.scalar_type": {"scalar_types": SimpleNamespace(uint4b8="uint4b8", uint4="uint4")},
     "vllm.model_executor.utils": {"replace_parameter": replace_parameter},
@@ -329,8 +332,6 @@ def installed() -> Iterator[None]:
         module.__path__ = []
         vars(module).update(contents)
         sys.modules[name] = module
-    for kernels in vars(KERNELS).values():
-        kernels[CPU] = [f"vLLM's {len(kernels)}"]
     try:
         yield
     finally:
@@ -338,4 +339,5 @@ def installed() -> Iterator[None]:
             if name in _CONTENTS or name in WITH_VLLM:
                 del sys.modules[name]
         CONFIGS.clear()
+        KERNELS.clear()
         WAITING.clear()

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import qfx
-from qfx.vllm.plugin import KERNELS, register
+from qfx.vllm.plugin import register
 from tests.vllm import fake_vllm as fake
 
 N, K, T = 48, 256, 5
@@ -21,9 +21,8 @@ NAMES = ["weight", "weight_scale", "input_scale", "input_zero_point", "azp_adj"]
 
 
 @pytest.fixture(autouse=True)
-def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """Returns the module of the kernels, for which the environment asks."""
-    monkeypatch.setenv(KERNELS, "1")
+def kernels() -> Iterator[Any]:
+    """Returns the module of the kernels."""
     with fake.installed():
         register()
         register()
@@ -43,23 +42,14 @@ def layer(**tensors: Tensor) -> Any:
     return made
 
 
-def test_both_come_before_those_of_vllm_once(asked: Any) -> None:
-    first = asked.Int8Kernel, asked.FourBitKernel
-    for kernel, known in zip(first, vars(fake.KERNELS).values(), strict=True):
-        assert known[fake.CPU][0] is kernel and len(known[fake.CPU]) == 2
-
-
-@pytest.mark.parametrize("value", ["0", ""])
-def test_nobody_gets_them_unasked(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(KERNELS, value)
-    with fake.installed():
-        register()
-        assert all(len(known[fake.CPU]) == 1 for known in vars(fake.KERNELS).values())
+def test_vllm_knows_both_once(kernels: Any) -> None:
+    found = {(fake.CPU, "int8"): [kernels.Int8Kernel], (fake.CPU, "mp"): [kernels.FourBitKernel]}
+    assert found == fake.KERNELS
 
 
 @pytest.mark.parametrize("channelwise", [True, False])
 @pytest.mark.parametrize("symmetric", [True, False])
-def test_int8_weights_and_activations(asked: Any, channelwise: bool, symmetric: bool) -> None:
+def test_int8_weights_and_activations(kernels: Any, channelwise: bool, symmetric: bool) -> None:
     """The error of 8-bit activations is near 40 dB below the outputs."""
     g = torch.Generator().manual_seed(1)
     codes = torch.randint(-128, 128, (N, K), generator=g).to(torch.int8)
@@ -71,7 +61,7 @@ def test_int8_weights_and_activations(asked: Any, channelwise: bool, symmetric: 
     )
     made = layer(weight=codes, weight_scale=scale)
     made.logical_widths = widths
-    kernel = asked.Int8Kernel(config, NAMES)
+    kernel = kernels.Int8Kernel(config, NAMES)
     kernel.process_weights_after_loading(made)
     x, bias = inputs()
     wanted = x @ (codes * rows).T + bias
@@ -84,7 +74,7 @@ def test_int8_weights_and_activations(asked: Any, channelwise: bool, symmetric: 
 
 @pytest.mark.parametrize("group", [32, 64, 128])
 @pytest.mark.parametrize("turned", [False, True])
-def test_four_bit_weights(asked: Any, group: int, turned: bool) -> None:
+def test_four_bit_weights(kernels: Any, group: int, turned: bool) -> None:
     """Activations are float, so that only float sums differ. `turned`: with the inputs as the first
     dimension, as other checkpoints have them."""
     g = torch.Generator().manual_seed(1)
@@ -98,8 +88,8 @@ def test_four_bit_weights(asked: Any, group: int, turned: bool) -> None:
         param: Any = getattr(made, name)
         param.input_dim, param.output_dim = (0, 1) if turned else (1, 0)
     config = SimpleNamespace(weight_type="uint4b8", zero_points=False, group_size=group)
-    assert asked.FourBitKernel.can_implement(config)[0]
-    kernel = asked.FourBitKernel(config, *tensors)
+    assert kernels.FourBitKernel.can_implement(config)[0]
+    kernel = kernels.FourBitKernel(config, *tensors)
     kernel.process_weights_after_loading(made)
     x, bias = inputs()
     weight = (codes - 8).view(N, -1, group) * scale.float()[..., None]
@@ -116,7 +106,7 @@ def test_four_bit_weights(asked: Any, group: int, turned: bool) -> None:
         ("FourBitKernel", {"group_size": -1}, "groups are of 32, 64, 128 inputs"),
     ],
 )
-def test_what_is_left_to_vllm(asked: Any, kernel: str, fields: Any, why: str) -> None:
+def test_what_is_left_to_vllm(kernels: Any, kernel: str, fields: Any, why: str) -> None:
     usual = {"weight_type": "uint4b8", "zero_points": False, "group_size": 64}
-    can, reason = getattr(asked, kernel).can_implement(SimpleNamespace(**usual | fields))
+    can, reason = getattr(kernels, kernel).can_implement(SimpleNamespace(**usual | fields))
     assert not can and why in reason
