@@ -63,6 +63,7 @@ class LinearMethod(LinearMethodBase):  # type: ignore[misc]  # untyped without v
     def pack(self, layer: nn.Module, weight: Tensor) -> None:
         """Replaces the weight of the layer by `weight` [N, K], packed."""
         if why := too_long(weight) or unquantizable(weight):
+            self.how = None
             self.counts.unpacked(self.name, why)
             return
         scheme, frozen = freeze(weight, self.scheme)
