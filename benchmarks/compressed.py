@@ -47,7 +47,7 @@ def compressed(folder: Path) -> Path:
                 found |= _rounded(name, t) if _is_linear(name, t) else {name: t.bfloat16()}
         save_file(found, to / "model.safetensors", metadata={"format": "pt"})
 
-    return made(folder.with_name(f"{folder.name}-w8a8"), write)
+    return made(folder.with_name(f"{folder.name}-compressed-w8a8"), write)
 
 
 def _is_linear(name: str, t: Tensor) -> bool:
@@ -55,6 +55,7 @@ def _is_linear(name: str, t: Tensor) -> bool:
 
 
 def _rounded(name: str, weight: Tensor) -> dict[str, Tensor]:
-    scale = weight.abs().amax(dim=1, keepdim=True).clamp_min(1e-12) / 127
-    codes = torch.round(weight / scale).to(torch.int8)
-    return {name: codes, f"{name}_scale": scale.bfloat16()}
+    """Returns codes for the scale as it is saved, in bfloat16."""
+    scale = (weight.abs().amax(dim=1, keepdim=True).clamp_min(1e-12) / 127).bfloat16()
+    codes = torch.round(weight / scale.float()).clamp(-128, 127).to(torch.int8)
+    return {name: codes, f"{name}_scale": scale}

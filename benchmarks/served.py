@@ -24,7 +24,7 @@ from benchmarks.question import Question, Row, chosen
 
 LENGTHS, NEW = (16, 32, 64, 128, 192, 256), 32  # tokens: of the prompts in turn, new ones
 KEY = ("model", "way", "requests")
-ENDED, LOG = "# ", 400  # what begins an answer; characters of a log that are shown
+ANSWER, LOG = "# ", 400  # what an answer begins with; characters of a log that are shown
 
 
 class Served(NamedTuple):
@@ -87,8 +87,8 @@ class Engine:
         asked.flush()
         printed = ""
         for line in answers:
-            if line.startswith(ENDED):
-                return json.loads(line.removeprefix(ENDED))
+            if line.startswith(ANSWER):
+                return json.loads(line.removeprefix(ANSWER))
             printed += line
         raise RuntimeError(f"vLLM ended: ...{printed[-LOG:]}")
 
@@ -113,7 +113,8 @@ def rows(model: str, options: Namespace) -> list[Row]:
             try:
                 engines[name] = Engine(WAYS[name], folder, options.python, options.threads)
             except RuntimeError as why:
-                found.append({"model": model, "way": name, "requests": 0, "reason": str(why)})
+                row = {"model": model, "way": name, "reason": str(why)}
+                found += [{**row, "requests": count} for count in options.requests]
         for count in options.requests:
             asked = {"prompts": prompts(folder, count), "new": NEW}
             for engine in engines.values():

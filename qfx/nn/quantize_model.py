@@ -41,8 +41,9 @@ def quantize_(model: nn.Module, config: Configurable = None) -> nn.Module:
     Conv1D of transformers are replaced too; the weight [K, N] of a Conv1D becomes the weight of a
     linear. nn.LSTM, nn.GRU, nn.LSTMCell and nn.GRUCell become those of `qfx.nn`, with an int8
     linear for each of their weights (`rnn.ih_l0` of the input, `rnn.hh_l0` of the state), if one of
-    these becomes int8. Blocks of experts become `qfx.nn.Experts`, and their routers stay float.
-    Embeddings become `qfx.nn.Embedding` if `config.embeddings` is "int8".
+    these becomes int8; that of an input with fewer than 64 features stays float. Blocks of experts
+    become `qfx.nn.Experts`, and their routers stay float. Embeddings become `qfx.nn.Embedding` if
+    `config.embeddings` is "int8".
 
         qfx.quantize_(model, "w8a8")
 

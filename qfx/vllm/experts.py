@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from vllm.model_executor.layers.fused_moe import RoutedExperts
 from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import (
     UnquantizedFusedMoEMethod,
 )
@@ -18,13 +19,12 @@ from qfx.nn.weight_faults import too_long, unquantizable
 from qfx.ops.expert_gates import ExpertGate
 from qfx.values.scheme import Scheme
 from qfx.vllm.counting import Counts
-from qfx.vllm.linears import DONE
+from qfx.vllm.linears import DONE, check_read
 
 GATES = {  # by the name that vLLM has for what lies between both products
     "silu": ExpertGate("silu", "halves"),
     "gelu": ExpertGate("gelu", "halves"),
     "gelu_tanh": ExpertGate("gelu_tanh", "halves"),
-    "swigluoai": ExpertGate("quick_gelu", "interleaved", limit=7.0, shift=1.0),
     "silu_no_mul": ExpertGate("silu", "none"),
     "gelu_no_mul": ExpertGate("gelu", "none"),
     "gelu_tanh_no_mul": ExpertGate("gelu_tanh", "none"),
@@ -32,7 +32,10 @@ GATES = {  # by the name that vLLM has for what lies between both products
 
 
 def why_float_experts(layer: Any, scheme: Scheme) -> str:
-    """Returns why the experts of this layer of vLLM stay float; '' if they become int8."""
+    """Returns why the experts of this layer of vLLM stay float; '' if they become int8. A class
+    derived from vLLM's, as that of GPT-OSS, may write weights past vLLM's loaders."""
+    if type(layer) is not RoutedExperts:
+        return f"{type(layer).__name__} loads its weights in a way of its own"
     name = layer.activation.value
     limits = layer.swiglu_limit, layer.swiglu_alpha, layer.swiglu_beta
     if name not in GATES or any(value is not None for value in limits):
@@ -61,16 +64,16 @@ class ExpertsMethod(OnlineMoEMethodBase):  # type: ignore[misc]  # untyped witho
     def process_weights_after_loading(self, layer: Any) -> None:
         if getattr(layer, DONE, False):
             return
+        check_read(layer, self.name)
         floats = {name: getattr(layer, name).detach() for name in ("w13_weight", "w2_weight")}
-        size = sum(w.numel() for w in floats.values())
         if why := next(filter(None, map(_fault, floats.values())), ""):
-            self._leave_float(layer, why, size)
+            self._leave_float(layer, why)
         else:
             self.products = tuple(_packed(layer, *each, self.scheme) for each in floats.items())
-            self.counts.packed(self.name, size)
+            self.counts.packed(self.name, sum(w.numel() for w in floats.values()))
         setattr(layer, DONE, True)
 
-    def _leave_float(self, layer: Any, why: str, size: int) -> None:
+    def _leave_float(self, layer: Any, why: str) -> None:
         self.counts.unpacked(self.name, why)
         method = UnquantizedFusedMoEMethod(self.moe)
         method.process_weights_after_loading(layer)

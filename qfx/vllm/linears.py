@@ -7,17 +7,34 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from vllm.config import get_current_vllm_config_or_none
 from vllm.model_executor.layers.linear import LinearMethodBase
-from vllm.model_executor.model_loader.reload.layerwise import initialize_online_processing
+from vllm.model_executor.model_loader.reload.layerwise import (
+    get_layerwise_info,
+    initialize_online_processing,
+)
 from vllm.model_executor.parameter import ModelWeightParameter
 from vllm.model_executor.utils import replace_parameter
 
+from qfx.io.errors import UserError
 from qfx.nn.frozen import Frozen, Prepared, freeze, linear, prepared
 from qfx.nn.weight_faults import too_long, unquantizable
 from qfx.values.scheme import Scheme
 from qfx.vllm.counting import Counts
 
 DONE = "_already_called_process_weights_after_loading"  # vLLM removes it before it loads again
+
+
+def check_read(layer: nn.Module, name: str) -> None:
+    """Raises UserError if no file had a weight for this layer, or the model wrote it past vLLM's
+    loaders: the layer then has memory that nobody wrote, which vLLM would pack."""
+    info, config = get_layerwise_info(layer), get_current_vllm_config_or_none()
+    random = config is not None and config.load_config.load_format == "dummy"
+    if info.can_load() and not info.load_numel and not random:
+        raise UserError(
+            f"qfx in vLLM: no weight was loaded for {name}: it is in no file of the model, or the "
+            f"model loads it in a way of its own; in that case leave it float, skip=[{name!r}]"
+        )
 
 
 class LinearMethod(LinearMethodBase):  # type: ignore[misc]  # untyped without vLLM
@@ -57,6 +74,7 @@ class LinearMethod(LinearMethodBase):  # type: ignore[misc]  # untyped without v
     def process_weights_after_loading(self, layer: nn.Module) -> None:
         if getattr(layer, DONE, False):
             return
+        check_read(layer, self.name)
         self.pack(layer, layer.weight.detach())  # type: ignore[operator,union-attr]
         setattr(layer, DONE, True)
 
@@ -95,7 +113,10 @@ class HeadMethod(LinearMethod):
         return layer
 
     def process_weights_after_loading(self, layer: nn.Module) -> None:
-        if self.embedding_layer is not None and not getattr(layer, DONE, False):
+        if self.embedding_layer is None:
+            super().process_weights_after_loading(layer)
+        elif not getattr(layer, DONE, False):
             floats = self.embedding_layer.weight.detach()
             layer.register_parameter("weight", nn.Parameter(floats, requires_grad=False))
-        super().process_weights_after_loading(layer)
+            self.pack(layer, floats)
+            setattr(layer, DONE, True)

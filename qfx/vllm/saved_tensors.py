@@ -66,11 +66,10 @@ class SavedTensors:
             before = param.detach().clone() if again else None
             try:
                 loader(param, loaded, *shard, **named)
-                fits = loaded.dtype == param.dtype
-            except (AssertionError, RuntimeError):
-                fits = False
-            if not fits:
-                self._refuse(part, param, loaded)
+            except (AssertionError, RuntimeError) as why:
+                raise self._misfit(part, param, loaded) from why
+            if loaded.dtype != param.dtype:
+                raise self._misfit(part, param, loaded)
             if param.is_meta:  # vLLM counts what it is going to load
                 return
             if before is not None and not torch.equal(before, param.detach()):
@@ -82,8 +81,8 @@ class SavedTensors:
 
         return load
 
-    def _refuse(self, part: str, param: Tensor, loaded: Tensor) -> None:
-        raise UserError(
+    def _misfit(self, part: str, param: Tensor, loaded: Tensor) -> UserError:
+        return UserError(
             f"{WHO}: {self.name}.{part} is {loaded.dtype} {list(loaded.shape)}, which does not "
             f"fit {param.dtype} {list(param.shape)}, as the scheme in config.json says"
         )

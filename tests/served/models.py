@@ -14,6 +14,7 @@ from tokenizers.models import WordLevel
 from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
+    GptOssConfig,
     LlamaConfig,
     OlmoeConfig,
     PretrainedConfig,
@@ -37,6 +38,14 @@ SIZES: dict[str, Any] = {
 }
 LLAMA = LlamaConfig(**SIZES, intermediate_size=256, num_key_value_heads=2)
 OLMOE = OlmoeConfig(**SIZES, intermediate_size=64, num_experts=8, num_experts_per_tok=2)
+GPT_OSS = GptOssConfig(
+    **SIZES,
+    head_dim=32,
+    num_key_value_heads=2,
+    intermediate_size=128,
+    num_local_experts=4,
+    num_experts_per_tok=2,
+)
 
 
 def written(config: PretrainedConfig, folder: Path) -> Path:

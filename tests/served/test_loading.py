@@ -4,18 +4,20 @@ loaded once more, LoRA on int8 linears, and linears that two processes share."""
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from vllm.lora.request import LoRARequest
 
 import qfx
 from benchmarks.compressed import compressed
+from qfx.io.errors import UserError
 from qfx.vllm.kernels import Int8Kernel
 from tests.served.models import answers, engine, in_transformers, in_vllm, prompts
 
@@ -61,6 +63,20 @@ def test_a_checkpoint_of_compressed_tensors_is_that_of_vllms_own_kernels(
     assert _rms(ours - own) < _rms(own - exact) / 2
 
 
+def test_a_weight_that_no_file_has_is_an_error(llama: Path, tmp_path: Path) -> None:
+    shutil.copytree(llama, tmp_path, dirs_exist_ok=True)
+    file = tmp_path / "model.safetensors"
+    kept = {n: t for n, t in load_file(file).items() if "layers.1.mlp.down_proj" not in n}
+    save_file(kept, file, metadata={"format": "pt"})
+    with pytest.raises(UserError, match="no weight was loaded for model"), engine(tmp_path):
+        pass
+
+
+def test_random_weights_need_no_file(llama: Path) -> None:
+    with engine(llama, load_format="dummy") as llm:
+        assert in_vllm(llm, PROMPTS).isfinite().all()
+
+
 def test_weights_that_are_loaded_again_compute_the_same(llama: Path) -> None:
     with engine(llama, {"scheme": "w4a8"}) as llm:
         before = in_vllm(llm, PROMPTS)
@@ -82,9 +98,7 @@ def test_an_adapter_changes_int8_linears_as_it_changes_floats(llama: Path, tmp_p
     assert _rms(found["qfx", False] - found[None, False]) < effect / 5
 
 
-def test_two_ranks_compute_what_one_does(
-    olmoe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_ranks_compute_what_one_does(olmoe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each quantizes its own part of the features that a row-parallel linear reads, so that the
     error is another one, of the same size."""
     monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "1")

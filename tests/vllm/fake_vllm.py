@@ -263,8 +263,18 @@ def register_linear_kernel(kernel: type, platform: str, kernel_type: str = "mp")
     KERNELS.setdefault((platform, kernel_type), []).append(kernel)
 
 
+CURRENT: list[Any] = []  # the configuration of the engine
 CONFIGS: dict[str, Any] = {}
 WAITING: list[nn.Module] = []  # layers that are loaded part by part
+
+
+class Loading:
+    """As vLLM's record of what was loaded for a layer; here all was."""
+
+    load_numel = 1
+
+    def can_load(self) -> bool:
+        return True
 
 
 def register_quantization_config(name: str) -> Any:
@@ -277,6 +287,7 @@ def replace_parameter(layer: nn.Module, name: str, tensor: Tensor) -> None:
 
 _CONTENTS: dict[str, dict[str, Any]] = {
     "vllm": {},
+    "vllm.config": {"get_current_vllm_config_or_none": lambda: CURRENT[0] if CURRENT else None},
     "vllm.logger": {"init_logger": logging.getLogger},
     "vllm.model_executor": {},
     LAYERS: {},
@@ -301,7 +312,8 @@ _CONTENTS: dict[str, dict[str, Any]] = {
     "vllm.model_executor.model_loader": {},
     "vllm.model_executor.model_loader.reload": {},
     "vllm.model_executor.model_loader.reload.layerwise": {
-        "initialize_online_processing": WAITING.append
+        "initialize_online_processing": WAITING.append,
+        "get_layerwise_info": lambda layer: getattr(layer, "loading", Loading()),
     },
     "vllm.model_executor.parameter": {
         "ModelWeightParameter": ModelWeightParameter,
@@ -339,5 +351,6 @@ def installed() -> Iterator[None]:
             if name in _CONTENTS or name in WITH_VLLM:
                 del sys.modules[name]
         CONFIGS.clear()
+        CURRENT.clear()
         KERNELS.clear()
         WAITING.clear()

@@ -72,7 +72,6 @@ def expected(x: Tensor, routing: Tensor, ids: Tensor, w: dict[str, Tensor], gate
     [
         ("silu", ("silu", "halves", 0, 0)),
         ("gelu_tanh", ("gelu_tanh", "halves", 0, 0)),
-        ("swigluoai", ("quick_gelu", "interleaved", 7, 1)),
     ],
 )
 def test_a_block_computes_what_its_experts_do(
@@ -151,6 +150,16 @@ def test_why_experts_are_left_to_vllm(
         found = quantization.from_config(options)
         assert found.get_quant_method(fake.RoutedExperts(activation), NAME) is None
     assert f"qfx: {NAME} stays float: " in caplog.text and reason in caplog.text
+
+
+def test_experts_that_load_in_a_way_of_their_own_are_left_to_vllm(
+    quantization: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As those of GPT-OSS do, whose float weights would never be read."""
+    kind = type("OtherExperts", (fake.RoutedExperts,), {})
+    with caplog.at_level(logging.INFO):
+        assert quantization().get_quant_method(kind(), NAME) is None
+    assert "OtherExperts loads its weights in a way of its own" in caplog.text
 
 
 def test_a_limit_of_the_gate_leaves_experts_to_vllm(quantization: Any) -> None:

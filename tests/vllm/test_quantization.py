@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from importlib import import_module
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -62,6 +63,18 @@ def test_a_linear_computes_as_that_of_qfx(
         assert torch.equal(made(x), wanted(x)) and made(x).dtype == dtype
         assert made.weight.dtype == torch.int8 and made.weight.ndim == 1
         assert {*made.state_dict()} == {"weight", "bias"}
+
+
+def test_a_weight_that_no_file_has_is_an_error(quantization: Any) -> None:
+    """Its memory would be packed as it is. Random weights, which vLLM fills in, are meant."""
+    made = layer(quantization.from_config({}), name="model.layers.0.mlp.down_proj")
+    made.loading = fake.Loading()
+    made.loading.load_numel = 0
+    with pytest.raises(UserError, match=r"no weight was loaded for model\.layers\.0\.mlp"):
+        made.load(floats()[1])
+    fake.CURRENT.append(SimpleNamespace(load_config=SimpleNamespace(load_format="dummy")))
+    made.load(floats()[1])
+    assert made.weight.dtype == torch.int8
 
 
 def test_a_head_shares_the_floats_of_the_embedding_and_has_codes_of_its_own(
