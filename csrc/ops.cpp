@@ -28,6 +28,8 @@ STABLE_TORCH_LIBRARY(QFX_LIBRARY, m) {
   m.def("kv_keys(Tensor keys, Tensor key_scale, SymInt length, ScalarType out_dtype, Tensor? block_table=None) -> Tensor");
   m.def("kv_values(Tensor values, Tensor value_scale, SymInt length, ScalarType out_dtype, Tensor? block_table=None) -> Tensor");
   m.def("kv_attention(Tensor q, Tensor keys, Tensor key_scale, Tensor values, Tensor value_scale, Tensor? mask, float scale, SymInt length, ScalarType out_dtype, Tensor? block_table=None, float softcap=0.0) -> Tensor");
+  m.def("kv_write_pages(Tensor(a!) keys, Tensor(b!) key_scale, Tensor(c!) values, Tensor(d!) value_scale, Tensor k, Tensor v, Tensor slots) -> ()");
+  m.def("kv_attention_pages(Tensor q, Tensor keys, Tensor key_scale, Tensor values, Tensor value_scale, Tensor pages, Tensor starts, Tensor lengths, float scale, SymInt window, ScalarType out_dtype, float softcap=0.0) -> Tensor");
   m.def("linear(Tensor q, Tensor scale, Tensor zero_point, Tensor weight, SymInt[] layout, Tensor? bias, str activation, ScalarType out_dtype) -> Tensor");
   m.def("linear_dynamic(Tensor x, Tensor weight, SymInt[] layout, Tensor? bias, int[] code, str activation, ScalarType out_dtype, Tensor? factor=None) -> Tensor");
   m.def("linears(Tensor x, Tensor[] weight, SymInt[] layout, Tensor?[] bias, int[] code, str[] activation, ScalarType out_dtype, Tensor? factor=None) -> Tensor[]");

@@ -85,6 +85,7 @@ set(QFX_CPU_OPERATORS
   ops/guard.cpp
   ops/guard_counts.cpp
   ops/kv_cache.cpp
+  ops/kv_pages.cpp
   ops/kv_operands.cpp
   ops/linear.cpp
   ops/pack.cpp

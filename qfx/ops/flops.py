@@ -127,6 +127,14 @@ def _kv_attention(q: Tensor, *given: Any, **__: Any) -> int:
     return _products(q, given[_LENGTH], q.shape[-1])
 
 
+@register_flop_formula(ops.kv_attention_pages, get_raw=True)
+def _kv_attention_pages(q: Tensor, *given: Any, **__: Any) -> int:
+    """Counts each query with all keys of its text: how many it sees is not in the shapes."""
+    starts, lengths = (given[_place(ops.kv_attention_pages, n) - 1] for n in ("starts", "lengths"))
+    keys = int((starts.diff() * lengths).sum())
+    return _products(q[:1], keys, q.shape[-1])
+
+
 def _place(operator: Any, name: str) -> int:
     return [argument.name for argument in operator.default._schema.arguments].index(name)
 

@@ -18,6 +18,7 @@ from qfx.ops import REFERENCES
 from qfx.ops.heads import added, matched
 from qfx.ops.kv_blocks import found_by
 from qfx.ops.kv_cache import features_of, key_codes, rotation_of, value_codes
+from qfx.ops.kv_pages import joined, visible
 from qfx.values.scheme import PER_TENSOR, QSpec
 from tests.lib.strategies import step_error
 
@@ -175,6 +176,33 @@ def kv_attention(
     steps = steps.repeat_interleave(group, 1)[:, :, None] @ across_v
     inside = inside + length / 128000 * steps.nan_to_num(nan=0, posinf=0)
     return inside + 2 * (UNIT[dtype] * (largest + inside) + TINY[UNIT[dtype]])
+
+
+def kv_attention_pages(
+    q: Tensor,
+    keys: Tensor,
+    key_scale: Tensor,
+    values: Tensor,
+    value_scale: Tensor,
+    pages: Tensor,
+    starts: Tensor,
+    lengths: Tensor,
+    scale: float,
+    window: int,
+    dtype: torch.dtype,
+    softcap: float = 0.0,
+) -> Tensor:
+    """Bounds it as `kv_attention` of each text; 0 for a query of no text."""
+    found = q.new_zeros((*q.shape[:2], features_of(values, value_scale)), dtype=torch.float64)
+    for s, length in enumerate(lengths.tolist()):
+        rows = slice(int(starts[s]), int(starts[s + 1]))
+        cache = (joined(t, pages[s], length) for t in (keys, key_scale, values, value_scale))
+        mask = visible(rows.stop - rows.start, length, window)
+        of_text = q[rows].transpose(0, 1)[None]
+        given = (mask, scale, length, dtype, None, softcap)
+        limit = kv_attention(of_text, *cache, *given)
+        found[rows] = limit[0].transpose(0, 1) if limit.ndim else limit
+    return found
 
 
 def _sizes(codes: Tensor, scale: Tensor) -> Tensor:

@@ -517,6 +517,37 @@ def _kv_attention(row: Row, g: torch.Generator) -> tuple[Any, ...]:
     return (q, *cache, mask, *how, *_table(cache, row, g), *softcap)
 
 
+def _kv_write_pages(row: Row, g: torch.Generator) -> tuple[Any, ...]:
+    """Makes T tokens and their slots in pages of N tokens or more."""
+    cache, count = _cache(row, g, row.n + 20), _three(row)[2]
+    heads, room = cache[0].shape[1], cache[1].shape[0] * cache[1].shape[2]
+    count = min(count, room)
+    k, v = (torch.randn(count, heads, row.k, generator=g).to(row.dtype) for _ in range(2))
+    slots = torch.randperm(room, generator=g)[:count]
+    if row.symmetric:
+        slots[::3] = -1
+    return (*cache, k, v, slots)
+
+
+def _kv_attention_pages(row: Row, g: torch.Generator) -> tuple[Any, ...]:
+    """Makes two texts, of which one has all its queries from T - 1 on, in twice as many pages as
+    they take; the last query is of neither."""
+    cache = _cache(row, g, 20)
+    if len(cache[0]) == 0:
+        cache = tuple(t.new_zeros((1, *t.shape[1:])) for t in cache)
+    _, heads, count = _three(row)
+    tokens = cache[1].shape[2]
+    first = max(count - 2, 0)
+    edges = torch.tensor([0, first, max(count - 1, 0)], dtype=torch.int32)
+    lengths = torch.tensor([max(row.n, first), row.n // 2 + 1], dtype=torch.int32)
+    used = -(-int(lengths.max()) // tokens)
+    pages = torch.randint(len(cache[0]), (2, 2 * used), generator=g, dtype=torch.int32)
+    q = torch.randn(count, heads, row.k, generator=g).to(row.dtype)
+    window = 19 if row.bias else 0
+    how = (row.k**-0.5 if row.k else 1.0, window, row.out_dtype)
+    return (q, *cache, pages, edges, lengths, *how, *((1.5,) if row.group > 3 else ()))
+
+
 def _guarded(row: Row, g: torch.Generator) -> tuple[Any, ...]:
     """Chooses a guard such that some rows are above it and some below, if there are several."""
     x, w = _x(row, g), torch.randn(row.n, row.k, generator=g).to(row.dtype)
@@ -547,6 +578,8 @@ BUILDERS: dict[str, Callable[[Row, torch.Generator], tuple[Any, ...]]] = {
     "kv_keys": lambda r, g: _kv_read(r, g, slice(0, 2)),
     "kv_values": lambda r, g: _kv_read(r, g, slice(2, 4)),
     "kv_attention": _kv_attention,
+    "kv_write_pages": _kv_write_pages,
+    "kv_attention_pages": _kv_attention_pages,
     "linear": _linear,
     "linear_dynamic": _dynamic,
     "linears": _several,
@@ -657,16 +690,17 @@ _ROWWISE = (*_QUANTIZED, "dequantize", "int8_mm", "int8_bmm", "linear")
 _FLOAT_OUT = (
     "dequantize", "linear", "linear_dynamic", "linear_experts", "linear_float", "binary_linear",
 )  # fmt: skip
+CACHED = (
+    "kv_write", "kv_copy_blocks", "kv_keys", "kv_values", "kv_attention", "kv_write_pages",
+    "kv_attention_pages",
+)  # fmt: skip
 _TYPES = (torch.float32, torch.bfloat16, torch.float16)
 # Enough work in every operator, including packing, to be divided among threads.
 THREADED = [
     *_each(BUILDERS, leading=(300,), k=130, n=600),
     *_each(_ROWWISE, leading=(300,), k=130, n=600, axes=PER_TENSOR),
     *(Row(op, leading=(30, 64), k=64, n=64) for op in ("int8_bmm", "int8_bmm_dynamic")),
-    *(
-        Row(op, leading=(2, 4, 40), k=64, n=600)
-        for op in ("kv_write", "kv_copy_blocks", "kv_keys", "kv_values", "kv_attention")
-    ),
+    *(Row(op, leading=(2, 4, 40), k=64, n=600) for op in CACHED),
     *_each(_TRANSFORMED, leading=(300,), k=128, n=600, factor=True, rotation=64),
     Row("quantize", leading=(300,), k=600, given="seed", symmetric=True, factor=True),
     # also with the range of all rows
@@ -837,7 +871,7 @@ ROWS += [
 ]
 ROWS += [
     Row(op, leading, k, n, dtype, dtype, bits=bits, symmetric=symmetric, group=group)
-    for op in ("kv_write", "kv_copy_blocks", "kv_keys", "kv_values", "kv_attention")
+    for op in CACHED
     for leading, k, n, group in (
         ((2, 3, 5), 64, 70, 0),
         ((1, 6, 9), 40, 33, 3),
@@ -917,8 +951,9 @@ def reached(row: Row) -> list[Hashable]:
         found.append((row.op, row.bits, row.symmetric, row.group > 0))
     if row.op == "int8_attention":
         found.append((row.bits, row.symmetric, sizes["k"]))
-    if row.op == "kv_attention" and row.k % 2 == 0:
-        found += [(row.bits, row.symmetric, more) for more in (("of", row.group), row.k)]
+    if row.op.startswith("kv_attention") and row.k % 2 == 0:
+        kinds = (("of", row.group), row.k)
+        found += [(row.op, row.bits, row.symmetric, more) for more in kinds]
     if row.op == "linear_float":
         found.append((row.op, row.activation, row.out_dtype))
     return found
@@ -926,7 +961,7 @@ def reached(row: Row) -> list[Hashable]:
 
 ROWS = covering(ALL_ROWS, reached)
 # operators that return nothing -> how many of the first operands they write
-WRITTEN = {"kv_write": 4, "kv_copy_blocks": 4}
+WRITTEN = {"kv_write": 4, "kv_copy_blocks": 4, "kv_write_pages": 4}
 
 
 def results(op: str, function: Callable[..., Any], arguments: tuple[Any, ...]) -> tuple[Any, ...]:

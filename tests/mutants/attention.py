@@ -53,4 +53,16 @@ ATTENTION = (
             "test_twelve_heads_keep_all_threads_busy",
         ),
     ),
+    Mutant(
+        "a window is one key too long",
+        old="std::max<int64_t>(longest_ - window + 1, 0)",
+        new="std::max<int64_t>(longest_ - window, 0)",
+        tests=("test_a_text_has_the_bits_that_it_has_alone",),
+    ),
+    Mutant(
+        "tokens of a page are written as if all pages were one behind the other",
+        old="const CacheHead head = part.head(slots[t] / part.capacity, h);",
+        new="const CacheHead head = part.head(0, h);",
+        tests=("test_a_text_has_the_bits_that_it_has_alone",),
+    ),
 )

@@ -22,7 +22,7 @@ from tests.conftest import on_isa, same_bits
 from tests.cuda import emulator as cuda_emulator
 from tests.lib import bounds
 from tests.lib.pairs import LONG, covering, values
-from tests.lib.rows import ALL_ROWS, ROWS, Row, results
+from tests.lib.rows import ALL_ROWS, CACHED, ROWS, Row, results
 
 # defined there alone
 PYTHONS = ("low_bit_pack", "low_bit_unpack", "value_linear", "weight_only_linear", *FORMER)
@@ -47,6 +47,7 @@ WITHOUT_GRADIENT = (
     "kv_keys",
     "kv_values",
     "kv_attention",
+    "kv_attention_pages",
     "int8_bmm_dynamic",
     "linears",
     "conv_dynamic",
@@ -69,7 +70,7 @@ WITHOUT_CUDA = {
         "attention stays float on CUDA, where the float kernels keep to tensor cores",
     ),
     **dict.fromkeys(
-        ("kv_write", "kv_copy_blocks", "kv_keys", "kv_values", "kv_attention"),
+        CACHED,
         "codes lie as the CPU's loops read them, 16 keys side by side; on CUDA a cache stays float",
     ),
     "linears": "on CUDA codes are Inductor's, or one launch whose codes each `linear` reads",
@@ -172,6 +173,8 @@ def equality(
         bound = _attention_bound(*arguments)
     elif row.op == "kv_attention":
         bound = bounds.kv_attention(*arguments)
+    elif row.op == "kv_attention_pages":
+        bound = bounds.kv_attention_pages(*arguments)
     elif row.op in ("attention_decode", "attention_append"):
         grown = _grown(*arguments) if row.op == "attention_append" else arguments
         bound = bounds.attention_decode(*grown)

@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from tests.vllm import fake_attention
+
 LAYERS = "vllm.model_executor.layers"
 
 
@@ -230,7 +232,7 @@ class ModelWeightParameter(nn.Parameter):
 
 WITH_VLLM = [
     f"qfx.vllm.{name}"
-    for name in ("checkpoint", "counting", "experts", "kernels", "linears", "quantization")
+    for name in ("cache", "checkpoint", "counting", "experts", "kernels", "linears", "quantization")
 ]
 
 
@@ -286,6 +288,7 @@ def replace_parameter(layer: nn.Module, name: str, tensor: Tensor) -> None:
 
 
 _CONTENTS: dict[str, dict[str, Any]] = {
+    **fake_attention.CONTENTS,
     "vllm": {},
     "vllm.config": {"get_current_vllm_config_or_none": lambda: CURRENT[0] if CURRENT else None},
     "vllm.logger": {"init_logger": logging.getLogger},
@@ -354,3 +357,4 @@ def installed() -> Iterator[None]:
         CURRENT.clear()
         KERNELS.clear()
         WAITING.clear()
+        fake_attention.BACKENDS.clear()

@@ -69,26 +69,41 @@ void put_value(int bits, const uint8_t* codes, int64_t n, uint8_t* out) {
   }
 }
 
-}  // namespace
-
-void write_cache(const Kernels& kernels, CacheKind kind, const CachePart& part,
-                 const TokenVectors& x, const Places& places, int64_t i) {
+// A vector takes a place of a head. (K1)
+void put(const Kernels& kernels, CacheKind kind, const CachePart& part, const char* x, Dtype dtype,
+         const CacheHead& head, int64_t place) {
   thread_local Scratch floats, bytes;
   const int64_t n = part.d, size = part.bytes_of_token();
   float* row = floats.get<float>(n);
   uint8_t* codes = bytes.get<uint8_t>(n);
-  const CacheHead head = part.head(i);
+  const Range range = rotated(kernels, x, dtype, n, row);
+  encode(kernels, part.bits, row, n, range, codes, head.scale + place * part.scales_of_token());
+  if (kind == CacheKind::kKeys) {
+    uint8_t* block = head.codes + place / kTokens * kTokens * size;
+    put_key(part.bits, codes, n, block + place % kTokens);
+  } else {
+    put_value(part.bits, codes, n, head.codes + place * size);
+  }
+}
+
+}  // namespace
+
+void write_cache(const Kernels& kernels, CacheKind kind, const CachePart& part,
+                 const TokenVectors& x, const Places& places, int64_t i) {
+  const int64_t b = i / part.heads, h = i % part.heads;
   for (int64_t t = 0; t < x.tokens; ++t) {
-    const int64_t place = places.at[i / part.heads * places.stride + t];
+    const int64_t place = places.at[b * places.stride + t];
     if (place == Places::kNowhere) continue;
-    const Range range = rotated(kernels, x.at(i / part.heads, i % part.heads, t), x.dtype, n, row);
-    encode(kernels, part.bits, row, n, range, codes, head.scale + place * part.scales_of_token());
-    if (kind == CacheKind::kKeys) {
-      uint8_t* block = head.codes + place / kTokens * kTokens * size;
-      put_key(part.bits, codes, n, block + place % kTokens);
-    } else {
-      put_value(part.bits, codes, n, head.codes + place * size);
-    }
+    put(kernels, kind, part, x.at(b, h, t), x.dtype, part.head(i), place);
+  }
+}
+
+void write_pages(const Kernels& kernels, CacheKind kind, const CachePart& part,
+                 const TokenVectors& x, const int64_t* slots, int64_t h) {
+  for (int64_t t = 0; t < x.tokens; ++t) {
+    if (slots[t] == Places::kNowhere) continue;
+    const CacheHead head = part.head(slots[t] / part.capacity, h);
+    put(kernels, kind, part, x.at(0, h, t), x.dtype, head, slots[t] % part.capacity);
   }
 }
 

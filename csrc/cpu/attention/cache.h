@@ -59,13 +59,19 @@ void write_cache(const Kernels& kernels, CacheKind kind, const CachePart& part,
                  const TokenVectors& x, const Places& places, int64_t i);
 
 // Which sequence's memory holds each block of 16 tokens of each sequence: [batch][capacity / 16],
-// `stride` apart; null where every sequence holds its own.
+// `stride` apart; null where every sequence holds its own. In a cache of pages those are the
+// "sequences", and the table has the page of each `page` blocks of the one text it is for.
 struct BlockTable {
   const int32_t* at = nullptr;
-  int64_t stride = 0;
+  int64_t stride = 0, page = 0;
 
   int64_t row(int64_t b, int64_t block) const { return at == nullptr ? b : at[b * stride + block]; }
 };
+
+// Token t of x, [1, heads, tokens, D], takes place t of a head: slots[t], counted through all pages
+// of a cache, which are the "sequences" of `part`. (K7)
+void write_pages(const Kernels& kernels, CacheKind kind, const CachePart& part,
+                 const TokenVectors& x, const int64_t* slots, int64_t h);
 
 // The first `length` tokens of head i, [length][D]. (K2)
 void read_cache(const Kernels& kernels, CacheKind kind, const CachePart& part,
@@ -80,7 +86,8 @@ struct CacheAttention {
   int64_t mask_strides[2];  // of batch and heads of queries, in bytes
   float scale, softcap;     // softcap: scores lie below it in size; 0 for any
   Dtype dtype;
-  char* out;  // [batch, heads of queries, tokens, E]
+  char* out;  // [batch, heads of queries, tokens, E], or with the heads behind the tokens
+  bool heads_last = false;
 };
 
 // On several threads. (K3) to (K5)

@@ -65,10 +65,19 @@ const CachePartCodes& CacheCodes::located(int64_t part, int64_t first, int64_t e
   return here_;
 }
 
-void CacheCodes::locate(int64_t part, int64_t quad) {
-  const int64_t b = head_ / a_.keys.heads;
+// The head's memory that holds a block, and where the block begins there, in tokens.
+CacheCodes::Found CacheCodes::find(int64_t block) const {
+  const int64_t b = head_ / a_.keys.heads, h = head_ % a_.keys.heads;
+  if (a_.table.page > 0) {
+    const int64_t page = a_.table.row(b, block / a_.table.page);
+    return {a_.keys.head(page, h), a_.values.head(page, h), block % a_.table.page * kTokens};
+  }
   const int64_t between = a_.keys.heads * (a_.keys.capacity / kTokens);
-  const CacheHead keys = a_.keys.head(head_), values = a_.values.head(head_);
+  const int64_t first = (block + (a_.table.row(b, block) - b) * between) * kTokens;
+  return {a_.keys.head(head_), a_.values.head(head_), first};
+}
+
+void CacheCodes::locate(int64_t part, int64_t quad) {
   for (int64_t i = quad * kBlocksOfQuad; i < (quad + 1) * kBlocksOfQuad; ++i) {
     const int64_t block = part * (kPart / kTokens) + i, n = i * kTokens;
     CacheScalesArgs scales = {.keys = nullptr,
@@ -81,7 +90,7 @@ void CacheCodes::locate(int64_t part, int64_t quad) {
                               .value_minimum = here_.v_minimum + n};
     here_.k_blocks[i] = here_.v_blocks[i] = nullptr;
     if (block * kTokens < a_.length) {
-      const int64_t first = (block + (a_.table.row(b, block) - b) * between) * kTokens;
+      const auto [keys, values, first] = find(block);
       here_.k_blocks[i] = keys.codes + first * a_.keys.bytes_of_token();
       here_.v_blocks[i] = values.codes + first * a_.values.bytes_of_token();
       scales.keys = keys.scale + first * a_.keys.scales_of_token();

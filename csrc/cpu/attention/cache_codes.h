@@ -39,6 +39,11 @@ class CacheCodes {
 
  private:
   CachePartCodes at(char* memory, int64_t* bytes) const;
+  struct Found {
+    CacheHead keys, values;
+    int64_t first;
+  };
+  Found find(int64_t block) const;
   void locate(int64_t part, int64_t quad);
 
   const Kernels& kernels_;

@@ -171,9 +171,10 @@ void CacheRows::store(const CachePartial& all) const {
     float* y = all.y + r * width;
     const float inverse = all.sums[r].sum == 0.f ? 0.f : 1.f / all.sums[r].sum;
     for (int64_t i = 0; i < e; ++i) y[i] = y[i] * inverse;
-    const int64_t to = ((at.b * heads + at.h) * a_.q.tokens + at.t) * e;
+    const int64_t to = a_.heads_last ? (at.b * a_.q.tokens + at.t) * heads + at.h
+                                     : (at.b * heads + at.h) * a_.q.tokens + at.t;
     const FinishArgs finish = {
-        y, width, 1, e, cache_rotation_of(e), a_.dtype, a_.out + to * element};
+        y, width, 1, e, cache_rotation_of(e), a_.dtype, a_.out + to * e * element};
     kernels_.attention->finish_rows(&finish);
   }
 }

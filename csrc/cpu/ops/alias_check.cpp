@@ -61,6 +61,22 @@ class Written::Layout {
     }
   }
 
+  // The layouts without the largest axes that both have, where each step of those spans what both
+  // touch: then they overlap where these do.
+  static void drop_common(Layout* a, Layout* b) {
+    while (!a->axes_.empty() && !b->axes_.empty()) {
+      const Axis largest = a->axes_.back();
+      if (largest.size != b->axes_.back().size || largest.step != b->axes_.back().step) return;
+      Layout inner[] = {*a, *b};
+      for (Layout& layout : inner) layout.axes_.pop_back();
+      const Run first = inner[0].extent(), second = inner[1].extent();
+      if (std::max(first.end, second.end) - std::min(first.begin, second.begin) > largest.step) {
+        return;
+      }
+      *a = inner[0], *b = inner[1];
+    }
+  }
+
  private:
   struct Axis {
     int64_t size, step;  // in bytes
@@ -71,12 +87,14 @@ class Written::Layout {
   std::vector<Axis> axes_;  // the smallest step first
 };
 
-// Exact, since heads of keys may alternate with heads of values in one memory.
+// Exact, since heads of keys may alternate with heads of values in one memory, and pages of keys
+// with pages of values.
 bool Written::overlap(const Layout& a, const Layout& b) {
   if (!intersect(a.extent(), b.extent())) return false;
+  Layout inner[] = {a, b};
+  Layout::drop_common(inner, inner + 1);
   std::vector<Run> runs;
-  a.append_runs(&runs);
-  b.append_runs(&runs);
+  for (const Layout& layout : inner) layout.append_runs(&runs);
   std::sort(runs.begin(), runs.end(), [](Run x, Run y) { return x.begin < y.begin; });
   return std::adjacent_find(runs.begin(), runs.end(), intersect) != runs.end();
 }

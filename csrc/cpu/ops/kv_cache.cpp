@@ -1,6 +1,5 @@
 // kv_write, kv_copy_blocks, kv_keys, kv_values and kv_attention on the CPU.
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 #include <vector>
 
@@ -245,9 +244,7 @@ Tensor kv_attention(Tensor q, Tensor keys, Tensor key_scale, Tensor values, Tens
                     std::optional<Tensor> block_table, double softcap) {
   constexpr const char* op = "kv_attention";
   CacheAttention a = {};
-  a.softcap = static_cast<float>(softcap);
-  STD_TORCH_CHECK(softcap == 0 || std::isnormal(a.softcap) && a.softcap > 0, op,
-                  ": softcap=", softcap, ", expected a size of scores in float32, or 0 for any");
+  a.softcap = softcap_of(op, softcap);
   a.dtype = dtype_of(op, out_dtype);
   a.keys = part_of({op, CacheKind::kKeys, keys, key_scale});
   a.values = part_of({op, CacheKind::kValues, values, value_scale});

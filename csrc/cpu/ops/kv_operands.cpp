@@ -1,5 +1,7 @@
 #include "cpu/ops/kv_operands.h"
 
+#include <cmath>
+
 namespace qfx::cpu {
 namespace {
 
@@ -58,6 +60,13 @@ CachePart part_of(const GivenPart& given) {
           bits,
           {codes.stride(0), codes.stride(1)},
           {scale.stride(0) * 4, scale.stride(1) * 4}};
+}
+
+float softcap_of(const char* op, double softcap) {
+  const float size = static_cast<float>(softcap);
+  STD_TORCH_CHECK(softcap == 0 || (std::isnormal(size) && size > 0), op, ": softcap=", softcap,
+                  ", expected a size of scores in float32, or 0 for any");
+  return size;
 }
 
 CheckedTable::CheckedTable(const char* op, const std::optional<Tensor>& table,

@@ -26,6 +26,9 @@ struct GivenPart {
 // Raises where codes and scales are not those of one cache.
 CachePart part_of(const GivenPart& given);
 
+// The size that scores lie below; 0 for any.
+float softcap_of(const char* op, double softcap);
+
 // A block table, an operator's argument, checked and copied; it must outlive what get() returns.
 class CheckedTable {
  public:
