@@ -2,9 +2,10 @@
 
 Each way is a process of an interpreter that has vLLM and qfx (docs/vllm.md), which stays alive, and
 they answer the same requests in turns: prompts of mixed lengths, 32 new tokens each, without
-sharing of prefixes. `first_s`: the median over requests that were sent together.
+sharing of prefixes. `first_s`: the median over requests that were sent together. `--prompt`: the
+length of all prompts instead.
     python -m benchmarks served --python .venv-vllm/bin/python [--models smollm2] [--ways ...]
-        [--requests 1,8,32] [--rounds 3] [--threads 1] [--save]
+        [--requests 1,8,32] [--prompt 4096] [--rounds 3] [--threads 1] [--save]
 """
 
 from __future__ import annotations
@@ -36,9 +37,12 @@ class Served(NamedTuple):
     environment: Mapping[str, str] = {}
 
 
-def _qfx(scheme: str) -> Served:
+def _qfx(scheme: str, **more: Any) -> Served:
     options = {"quantization_config": {"quant_method": "qfx", "scheme": scheme}}
-    return Served({"dtype": "bfloat16", "hf_overrides": options})
+    return Served({"dtype": "bfloat16", "hf_overrides": options, **more})
+
+
+INT8_CACHE = {"kv_cache_dtype": "int8_per_token_head"}
 
 
 WAYS = {
@@ -52,6 +56,8 @@ WAYS = {
     ),
     "qfx w8a8": _qfx("w8a8"),
     "qfx w4a8": _qfx("w4a8"),
+    "qfx w8a8, int8 cache": _qfx("w8a8", **INT8_CACHE),
+    "bfloat16, int8 cache": Served({"dtype": "bfloat16", **INT8_CACHE}),
     "bfloat16, AVX2": Served({"dtype": "bfloat16"}, environment={"ONEDNN_MAX_CPU_ISA": "AVX2"}),
     "qfx w8a8, AVX2": _qfx("w8a8")._replace(environment={"QFX_CPU_ISA": "avx2"}),
 }
@@ -60,7 +66,7 @@ WAYS = {
 class Engine:
     """A process that serves one model in one way."""
 
-    def __init__(self, way: Served, folder: Path, python: str, threads: int) -> None:
+    def __init__(self, way: Served, folder: Path, python: str, threads: int, most: int) -> None:
         folder = compressed(folder) if way.compressed else folder
         settings = {
             "OMP_NUM_THREADS": str(threads),
@@ -76,7 +82,7 @@ class Engine:
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
             env={**os.environ, **settings, **way.environment},
         )  # fmt: skip
-        self.ask({"model": str(folder), **way.arguments})
+        self.ask({"model": str(folder), "max_model_len": most, **way.arguments})
 
     def ask(self, question: Any) -> Any:
         """Returns the answer to a line of JSON. Raises RuntimeError, with the end of what the
@@ -97,26 +103,29 @@ class Engine:
         self.process.wait()
 
 
-def prompts(folder: Path, requests: int) -> list[list[int]]:
-    """Returns texts of mixed lengths, as ids of tokens."""
-    told = text(folder, requests, max(LENGTHS)).tolist()
-    return [ids[: LENGTHS[i % len(LENGTHS)]] for i, ids in enumerate(told)]
+def prompts(folder: Path, requests: int, length: int = 0) -> list[list[int]]:
+    """Returns texts of `length` tokens, of mixed ones if it is 0, as ids of tokens."""
+    lengths = (length,) if length else LENGTHS
+    told = text(folder, requests, max(lengths)).tolist()
+    return [ids[: lengths[i % len(lengths)]] for i, ids in enumerate(told)]
 
 
 def rows(model: str, options: Namespace) -> list[Row]:
     """Returns a row for each way and number of requests, of medians over rounds."""
-    folder = MODELS[model]()
+    folder, length = MODELS[model](), options.prompt
+    how = (folder, options.python, options.threads, max(512, length + NEW))
+    model += f", prompts of {length:,} tokens" if length else ""
     engines: dict[str, Engine] = {}
     found: list[Row] = []
     try:
         for name in chosen(options.ways, WAYS):
             try:
-                engines[name] = Engine(WAYS[name], folder, options.python, options.threads)
+                engines[name] = Engine(WAYS[name], *how)
             except RuntimeError as why:
                 row = {"model": model, "way": name, "reason": str(why)}
                 found += [{**row, "requests": count} for count in options.requests]
         for count in options.requests:
-            asked = {"prompts": prompts(folder, count), "new": NEW}
+            asked = {"prompts": prompts(folder, count, length), "new": NEW}
             for engine in engines.values():
                 engine.ask(asked)  # memory is taken, and graphs of this size exist
             answers: dict[str, list[Row]] = {name: [] for name in engines}
@@ -156,6 +165,7 @@ QUESTION = Question(
         "models": ["smollm2", "qwen3"],
         "ways": [*WAYS],
         "requests": [1, 8, 32],
+        "prompt": 0,
         "python": ".venv-vllm/bin/python",
     },
     rounds=3,

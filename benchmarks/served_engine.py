@@ -37,7 +37,7 @@ def main() -> None:
 
     given = json.loads(sys.stdin.readline())
     engine = LLM(
-        **given, max_model_len=512, max_num_seqs=32, enable_prefix_caching=False,
+        **given, max_num_seqs=32, enable_prefix_caching=False,
         disable_log_stats=False,
     )  # fmt: skip
     print("#", json.dumps({"mb": resident_mb()}), flush=True)
