@@ -21,17 +21,17 @@ constexpr int64_t kHeads = 2;
 struct Side {
   Pages codes, scale;
 
-  CachePart at(int64_t capacity, int64_t d, int bits, Place place) {
+  CachePart at(int64_t batch, int64_t capacity, int64_t d, int bits, Place place) {
     const int64_t size = capacity * d * bits / 8, scales = capacity * (bits == 8 ? 1 : 2);
     // Scales lie as tensors do, on multiples of their size.
     const Place aligned = place == Place::kOdd ? Place::kBehindGuard : place;
-    char* bytes = codes.get<char>(kHeads * size, place);
-    float* values = scale.get<float>(kHeads * scales, aligned);
-    std::memset(bytes, 0, static_cast<size_t>(kHeads * size));
-    std::memset(values, 0, static_cast<size_t>(kHeads * scales * 4));
+    char* bytes = codes.get<char>(batch * kHeads * size, place);
+    float* values = scale.get<float>(batch * kHeads * scales, aligned);
+    std::memset(bytes, 0, static_cast<size_t>(batch * kHeads * size));
+    std::memset(values, 0, static_cast<size_t>(batch * kHeads * scales * 4));
     return {bytes,
             reinterpret_cast<char*>(values),
-            1,
+            batch,
             kHeads,
             capacity,
             d,
@@ -76,7 +76,7 @@ Mask mask_of(Pages& pages, const Case& c) {
 
 // What the kernels make of a case: the cache's bytes and the results, one behind the other.
 struct Made {
-  std::vector<char> cache, read, attended;
+  std::vector<char> cache, read, attended, in_pages;
 };
 
 void append(const void* from, int64_t bytes, std::vector<char>* to) {
@@ -84,13 +84,37 @@ void append(const void* from, int64_t bytes, std::vector<char>* to) {
   to->insert(to->end(), begin, begin + bytes);
 }
 
+// The same attention to the same tokens in pages of 32, the last page first. (K7)
+void attend_in_pages(const Kernels& kernels, const Case& c, CacheAttention a, const TokenVectors& k,
+                     const TokenVectors& v) {
+  static Side keys, values;
+  constexpr int64_t kPageTokens = 32;
+  const auto [group, tokens, d, e, length] = c.shape;
+  const int64_t count = (length + kPageTokens - 1) / kPageTokens;
+  a.keys = keys.at(count, kPageTokens, d, c.key_bits, c.place);
+  a.values = values.at(count, kPageTokens, e, c.value_bits, c.place);
+  std::vector<int64_t> slots;
+  for (int64_t t = 0; t < length; ++t) {
+    slots.push_back((count - 1 - t / kPageTokens) * kPageTokens + t % kPageTokens);
+  }
+  for (int64_t h = 0; h < kHeads; ++h) {
+    write_pages(kernels, CacheKind::kKeys, a.keys, k, slots.data(), h);
+    write_pages(kernels, CacheKind::kValues, a.values, v, slots.data(), h);
+  }
+  std::vector<int32_t> table;
+  for (int64_t i = count; i > 0; --i) table.push_back(static_cast<int32_t>(i - 1));
+  a.keys.batch = a.values.batch = 1;
+  a.table = {table.data(), 0, kPageTokens / kTokens};
+  attend_to_cache(kernels, a);
+}
+
 Made made_by(const Kernels& kernels, const Case& c) {
   static Side keys, values;
   static Pages k, v, q, mask, read, out;
   const auto [group, tokens, d, e, length] = c.shape;
   const int64_t capacity = (length + 15) / 16 * 16, element = element_of(c.dtype);
-  const CachePart key_part = keys.at(capacity, d, c.key_bits, c.place),
-                  value_part = values.at(capacity, e, c.value_bits, c.place);
+  const CachePart key_part = keys.at(1, capacity, d, c.key_bits, c.place),
+                  value_part = values.at(1, capacity, e, c.value_bits, c.place);
   const TokenVectors k_tokens = vectors(k, c.values, kHeads, length, d, c.place),
                      v_tokens = vectors(v, c.values, kHeads, length, e, c.place);
   std::vector<int64_t> places;
@@ -120,6 +144,14 @@ Made made_by(const Kernels& kernels, const Case& c) {
   append(key_part.codes, kHeads * key_part.code_strides[1], &made.cache);
   append(value_part.codes, kHeads * value_part.code_strides[1], &made.cache);
   append(a.out, kHeads * group * tokens * e * element, &made.attended);
+  // Tokens are read from the last to the first above.
+  TokenVectors k_back = k_tokens, v_back = v_tokens;
+  for (TokenVectors* x : {&k_back, &v_back}) {
+    x->data += (length - 1) * x->strides[2];
+    x->strides[2] = -x->strides[2];
+  }
+  attend_in_pages(kernels, c, a, k_back, v_back);
+  append(a.out, kHeads * group * tokens * e * element, &made.in_pages);
   return made;
 }
 
@@ -132,6 +164,8 @@ void check_case(Subject& subject, const Kernels& kernels, const Case& c) {
   subject.same(found.cache.data(), expected.cache.data(), size);
   subject.same_floats(c.dtype, found.read.data(), expected.read.data(),
                       static_cast<int64_t>(expected.read.size()) / element);
+  subject.same(found.in_pages.data(), found.attended.data(),
+               static_cast<int64_t>(found.attended.size()));
   subject.same_floats(c.dtype, found.attended.data(), expected.attended.data(),
                       static_cast<int64_t>(expected.attended.size()) / element);
 }
