@@ -3,6 +3,7 @@ embeddings are loaded as they were saved."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from vllm.logger import init_logger
+from vllm.model_executor.layers.fused_moe import RoutedExperts
 from vllm.model_executor.layers.linear import LinearBase, LinearMethodBase, UnquantizedLinearMethod
 from vllm.model_executor.layers.vocab_parallel_embedding import (
     ParallelLMHead,
@@ -27,10 +29,12 @@ from qfx.nn.serialized_weight import SAVED
 from qfx.nn.weight_parts import OPTIONAL, frozen_of
 from qfx.vllm.counting import Counts
 from qfx.vllm.linears import DONE, LinearMethod
+from qfx.vllm.saved_experts import PRODUCTS, SavedExpertsMethod
 from qfx.vllm.saved_tensors import MARK, WHO, SavedTensors
 
 FORMAT = 1  # of `qfx/hf/config.py`
 KINDS = {"Linear": Linear, "Embedding": Embedding}
+_EXPERTS = re.compile(r"experts\.(up|down)$")
 logger = init_logger(f"vllm.{__name__}")  # which vLLM shows
 
 
@@ -64,6 +68,8 @@ class SavedLinears:
         vLLM's own. Raises UserError if only some of them are int8, or by other schemes."""
         is_linear, is_head = isinstance(layer, LinearBase), isinstance(layer, ParallelLMHead)
         is_table = isinstance(layer, VocabParallelEmbedding) and not is_head
+        if isinstance(layer, RoutedExperts):
+            return self._experts(layer, prefix)
         if not (is_linear or is_head or is_table):
             self.counts.stays(prefix, layer)
             return None
@@ -80,6 +86,19 @@ class SavedLinears:
         tensors = SavedTensors(KINDS[saved], scheme, name, self.report)
         self.counts.expect(name, layer)
         return (SavedEmbeddingMethod if is_table else SavedLinearMethod)(tensors, self.counts)
+
+    def _experts(self, layer: nn.Module, prefix: str) -> SavedExpertsMethod | None:
+        names = [f"{prefix}.{product}" for product in PRODUCTS]
+        if not self.schemes.keys() & {*names}:
+            self.counts.stays(prefix, layer)
+            return None
+        if lacking := [name for name in names if name not in self.schemes]:
+            raise UserError(f"{WHO}: config.json: {lacking[0]} is float beside an int8 product")
+        self.claimed |= {*names}
+        schemes = [self.schemes[name] for name in names]
+        method = SavedExpertsMethod(layer, schemes, prefix, self.counts, self.report)
+        self.counts.expect(prefix, layer)
+        return method
 
     def _scheme(self, name: str, parts: Sequence[str]) -> Tensor | None:
         int8 = [part for part in parts if part in self.schemes]
@@ -103,8 +122,13 @@ class SavedLinears:
 
     def report(self) -> None:
         """Warns, once, of int8 modules for which vLLM has no layer; called when the model has all
-        its layers."""
+        its layers. Raises UserError for experts among them, whose tensors vLLM leaves out."""
         rest = sorted(self.schemes.keys() - self.claimed)
+        if lost := next((name for name in rest if _EXPERTS.search(name)), ""):
+            raise UserError(
+                f"{WHO}: vLLM has no layer of experts called {printable(lost)}, which is int8 in "
+                "this checkpoint: quantize with skip=['experts'] and save again"
+            )
         if rest and not self.reported:
             logger.warning(
                 "qfx: no linear or embedding of vLLM is %s, which is int8 in this checkpoint (%d of"
@@ -116,15 +140,8 @@ class SavedLinears:
 
 
 def _check(scheme: Tensor, name: str) -> None:
-    """Raises UserError for what is not loaded. Experts are known by their names, since vLLM may
-    have others for them, and leaves out tensors of experts that it does not know."""
+    """Raises UserError for what is not loaded."""
     where = f"{WHO}: config.json: {name}"
-    block, _, last = name.rpartition(".")
-    if "experts" in block.rpartition(".")[2] and last in ("up", "down"):
-        raise UserError(
-            f"{where} is int8, and in vLLM experts of an int8 checkpoint are loaded in float: "
-            "quantize with skip=['experts'] and save again"
-        )
     try:
         fields = read_any(scheme, where)
         if fields["module"] == "Linear":

@@ -18,6 +18,7 @@ from vllm.lora.request import LoRARequest
 import qfx
 from benchmarks.compressed import compressed
 from qfx.io.errors import UserError
+from qfx.nn.stacked_weight import StackedWeight
 from qfx.vllm.kernels import Int8Kernel
 from tests.served.models import answers, engine, in_transformers, in_vllm, prompts
 
@@ -42,6 +43,34 @@ def test_a_saved_int8_checkpoint_is_that_of_transformers(
     with engine(tmp_path, quantization=None) as llm:
         found = in_vllm(llm, PROMPTS)
     assert _rms(found - wanted) < _rms(exact - wanted) / 5
+
+
+def test_saved_int8_experts_are_those_that_vllm_makes_of_floats(
+    olmoe: Path, tmp_path: Path
+) -> None:
+    """The same codes: `save_pretrained` writes both products of a block as stacked weights."""
+    state = load_file(olmoe / "model.safetensors")
+    config = json.loads((olmoe / "config.json").read_text())
+    numbers = {}
+    for i in range(config["num_hidden_layers"]):
+        block = f"model.layers.{i}.mlp.experts"
+        parts = [f"{block}.{{}}.{part}_proj.weight" for part in ("gate", "up", "down")]
+        gate, up, down = (
+            torch.stack([state.pop(name.format(e)) for e in range(config["num_experts"])])
+            for name in parts
+        )
+        for name, floats in ("up", torch.cat([gate, up], 1)), ("down", down):
+            made = StackedWeight.from_float(floats, qfx.Config().chosen).saved()
+            numbers[f"{block}.{name}"] = made["scheme"].tolist()
+            state |= {f"{block}.{name}.{part}": tensor for part, tensor in made.items()}
+    shutil.copytree(olmoe, tmp_path, dirs_exist_ok=True)
+    save_file(state, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    config["quantization_config"] = {"quant_method": "qfx", "format": 1, "linears": numbers}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with engine(olmoe, {"only": ["experts"]}) as llm:
+        wanted = in_vllm(llm, PROMPTS)
+    with engine(tmp_path, quantization=None) as llm:
+        assert torch.equal(in_vllm(llm, PROMPTS), wanted)
 
 
 def test_a_checkpoint_of_compressed_tensors_is_that_of_vllms_own_kernels(

@@ -232,7 +232,16 @@ class ModelWeightParameter(nn.Parameter):
 
 WITH_VLLM = [
     f"qfx.vllm.{name}"
-    for name in ("cache", "checkpoint", "counting", "experts", "kernels", "linears", "quantization")
+    for name in (
+        "cache",
+        "checkpoint",
+        "counting",
+        "experts",
+        "kernels",
+        "linears",
+        "quantization",
+        "saved_experts",
+    )
 ]
 
 

@@ -25,7 +25,6 @@ from tests.vllm import fake_vllm as fake
 K = 256
 OWNER = "model.layers.0.self_attn"
 UNITED = {"qkv_proj": ["q_proj", "k_proj", "v_proj"]}
-EXPERTS = "model.layers.0.mlp.experts"
 SCHEMES = ["w8a8", "w8a8-groups", "w5a8", "w4a8", "w8"]
 
 
@@ -273,15 +272,6 @@ def test_layers_of_another_kind_are_refused(
     config, _ = saved(**{name: linear(scheme) for name, scheme in modules.items()})
     with pytest.raises(UserError, match=sentence):
         method(quantization.from_config(config), name, kind)
-
-
-@pytest.mark.parametrize("part", ["up", "down"])
-def test_int8_experts_are_refused(quantization: Any, part: str) -> None:
-    """By their names alone: vLLM loads other experts without a word."""
-    config, _ = saved(o_proj=linear("w8a8"))
-    config["linears"][f"{EXPERTS}.{part}"] = config["linears"][f"{OWNER}.o_proj"]
-    with pytest.raises(UserError, match=rf"experts.{part} is int8, .* skip=\['experts'\]"):
-        quantization.from_config(config)
 
 
 def without_factor(state: dict[str, Tensor]) -> None:
