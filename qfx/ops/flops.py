@@ -129,10 +129,12 @@ def _kv_attention(q: Tensor, *given: Any, **__: Any) -> int:
 
 @register_flop_formula(ops.kv_attention_pages, get_raw=True)
 def _kv_attention_pages(q: Tensor, *given: Any, **__: Any) -> int:
-    """Counts each query with all keys of its text: how many it sees is not in the shapes."""
-    starts, lengths = (given[_place(ops.kv_attention_pages, n) - 1] for n in ("starts", "lengths"))
-    keys = int((starts.diff() * lengths).sum())
-    return _products(q[:1], keys, q.shape[-1])
+    """Counts each query with all tokens for which a text has pages: how many there are is not in
+    the shapes."""
+    key_scale, pages = (
+        given[_place(ops.kv_attention_pages, n) - 1] for n in ("key_scale", "pages")
+    )
+    return _products(q, pages.shape[1] * key_scale.shape[2], q.shape[-1])
 
 
 def _place(operator: Any, name: str) -> int:

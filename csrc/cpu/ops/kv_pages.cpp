@@ -22,19 +22,14 @@ TokenVectors vectors_of(const char* op, const Tensor& x) {
           {0, x.stride(1) * element, x.stride(0) * element}};
 }
 
-// A copy of the integers of a tensor, checked to have these sizes: what is read to check them and
-// what is used must be the same, whoever else holds their memory.
+// A copy of the integers of a vector: what is read to check them and what is used must be the same,
+// whoever else holds their memory.
 template <typename T>
 std::vector<T> copy_of(const Tensor& t) {
   const T* from = static_cast<const T*>(t.const_data_ptr());
   std::vector<T> copy;
   copy.reserve(t.numel());
-  for (int64_t i = 0; i < t.size(0); ++i) {
-    if (t.dim() == 1) copy.push_back(from[i * t.stride(0)]);
-    for (int64_t j = 0; t.dim() == 2 && j < t.size(1); ++j) {
-      copy.push_back(from[i * t.stride(0) + j * t.stride(1)]);
-    }
-  }
+  for (int64_t i = 0; i < t.numel(); ++i) copy.push_back(from[i * t.stride(0)]);
   return copy;
 }
 
@@ -95,14 +90,42 @@ void kv_write_pages(Tensor keys, Tensor key_scale, Tensor values, Tensor value_s
 
 // --- attention ---
 
-// The texts of a call: queries starts[s]..starts[s + 1] see the first lengths[s] tokens that pages
-// has for them.
+// The texts of a call: queries starts[s]..starts[s + 1] see the first lengths[s] tokens, which lie
+// in the pages from first[s] on.
 struct Texts {
   std::vector<int32_t> starts, lengths, pages;
-  int64_t count, width;  // pages: [count][width]
+  std::vector<int64_t> first;
 
+  int64_t count() const { return static_cast<int64_t>(lengths.size()); }
   int64_t queries(int64_t s) const { return starts[s + 1] - starts[s]; }
 };
+
+void check_starts(const char* op, const std::vector<int32_t>& starts, int64_t tokens) {
+  int64_t before = 0;
+  for (const int32_t start : starts) {
+    STD_TORCH_CHECK(start >= before && start <= tokens, op, ": starts has ", start, " behind ",
+                    before, ", expected the first query of each text, in order, of ", tokens);
+    before = start;
+  }
+}
+
+// Appends the pages that text s needs.
+void take_pages(const char* op, const Tensor& pages, const CachePart& part, int64_t s,
+                Texts* texts) {
+  const int64_t length = texts->lengths[s], used = (length + part.capacity - 1) / part.capacity;
+  STD_TORCH_CHECK(length >= texts->queries(s) && used <= pages.size(1), op, ": text ", s, " has ",
+                  texts->queries(s), " queries and ", length, " keys in ", pages.size(1),
+                  " pages of ", part.capacity,
+                  " tokens, expected room for its keys, and a key for each query");
+  texts->first.push_back(static_cast<int64_t>(texts->pages.size()));
+  const int32_t* row = static_cast<const int32_t*>(pages.const_data_ptr()) + s * pages.stride(0);
+  for (int64_t i = 0; i < used; ++i) {
+    const int32_t page = row[i * pages.stride(1)];
+    STD_TORCH_CHECK(page >= 0 && page < part.batch, op, ": text ", s, " has page ", page,
+                    ", which is outside 0..", part.batch - 1);
+    texts->pages.push_back(page);
+  }
+}
 
 Texts texts_of(const char* op, const Tensor& pages, const Tensor& starts, const Tensor& lengths,
                const CachePart& part, int64_t tokens) {
@@ -113,27 +136,9 @@ Texts texts_of(const char* op, const Tensor& pages, const Tensor& starts, const 
                     lengths.size(0) == pages.size(0) && starts.size(0) == pages.size(0) + 1;
   STD_TORCH_CHECK(fits, op, ": pages has shape ", shape_of(pages), ", starts ", shape_of(starts),
                   " and lengths ", shape_of(lengths), ", expected SxM, S+1 and S for S texts");
-  Texts texts = {
-      copy_of<int32_t>(starts), copy_of<int32_t>(lengths), {}, pages.size(0), pages.size(1)};
-  texts.pages = copy_of<int32_t>(pages);
-  int64_t before = 0;
-  for (const int32_t start : texts.starts) {
-    STD_TORCH_CHECK(start >= before && start <= tokens, op, ": starts has ", start, " behind ",
-                    before, ", expected the first query of each text, in order, of ", tokens);
-    before = start;
-  }
-  for (int64_t s = 0; s < texts.count; ++s) {
-    const int64_t length = texts.lengths[s], used = (length + part.capacity - 1) / part.capacity;
-    STD_TORCH_CHECK(length >= texts.queries(s) && used <= texts.width, op, ": text ", s, " has ",
-                    texts.queries(s), " queries and ", length, " keys in ", texts.width,
-                    " pages of ", part.capacity,
-                    " tokens, expected room for its keys, and a key for each query");
-    for (int64_t i = 0; i < used; ++i) {
-      const int32_t page = texts.pages[s * texts.width + i];
-      STD_TORCH_CHECK(page >= 0 && page < part.batch, op, ": text ", s, " has page ", page,
-                      ", which is outside 0..", part.batch - 1);
-    }
-  }
+  Texts texts = {copy_of<int32_t>(starts), copy_of<int32_t>(lengths), {}, {}};
+  check_starts(op, texts.starts, tokens);
+  for (int64_t s = 0; s < texts.count(); ++s) take_pages(op, pages, part, s, &texts);
   return texts;
 }
 
@@ -142,9 +147,7 @@ Texts texts_of(const char* op, const Tensor& pages, const Tensor& starts, const 
 class CausalFlags {
  public:
   CausalFlags(const Texts& texts, int64_t window) : window_(window) {
-    for (int64_t s = 0; s < texts.count; ++s) {
-      longest_ = std::max<int64_t>(longest_, texts.lengths[s]);
-    }
+    for (const int32_t length : texts.lengths) longest_ = std::max<int64_t>(longest_, length);
     flags_.assign(2 * longest_ + 1, 0);
     const int64_t first = window > 0 ? std::max<int64_t>(longest_ - window + 1, 0) : 0;
     std::fill(flags_.begin() + first, flags_.begin() + longest_ + 1, uint8_t{1});
@@ -170,7 +173,7 @@ void attend_to_pages(const CacheAttention& all, const Texts& texts, int64_t wind
   const auto attend = [&](int64_t s) {
     CacheAttention a = all;
     a.keys.batch = a.values.batch = 1;
-    a.table.at = texts.pages.data() + s * texts.width;
+    a.table.at = texts.pages.data() + texts.first[s];
     a.q.data += texts.starts[s] * a.q.strides[2];
     a.q.tokens = texts.queries(s);
     a.length = texts.lengths[s];
@@ -179,13 +182,13 @@ void attend_to_pages(const CacheAttention& all, const Texts& texts, int64_t wind
     attend_to_cache(kernels, a);
   };
   int64_t total = 0;
-  for (int64_t s = 0; s < texts.count; ++s) total += work(s);
+  for (int64_t s = 0; s < texts.count(); ++s) total += work(s);
   // What is more than one thread's share is divided among all; the rest is dealt out whole.
   const int64_t threads =
       threads_for(total * all.keys.heads * all.group * (all.keys.d + all.values.d));
   std::vector<int64_t> small;
-  for (int64_t s = 0; s < texts.count; ++s) {
-    if (work(s) * threads >= total) {
+  for (int64_t s = 0; s < texts.count(); ++s) {
+    if (work(s) * threads > total) {
       attend(s);
     } else {
       small.push_back(s);
