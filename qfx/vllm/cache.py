@@ -56,10 +56,11 @@ class CacheMetadataBuilder(CPUAttentionMetadataBuilder):  # type: ignore[misc]
 
     def __init__(self, kv_cache_spec: Any, layer_names: Any, vllm_config: Any, device: Any) -> None:
         self.own = _bits_of(kv_cache_spec) is not None
-        ours = AttentionMetadataBuilder.__init__
-        (ours if self.own else super().__init__.__func__)(  # type: ignore[attr-defined]
-            self, kv_cache_spec, layer_names, vllm_config, device
-        )
+        given = (kv_cache_spec, layer_names, vllm_config, device)
+        if self.own:
+            AttentionMetadataBuilder.__init__(self, *given)
+        else:
+            super().__init__(*given)
 
     def build(
         self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False

@@ -122,9 +122,11 @@ class SavedLinears:
 
     def report(self) -> None:
         """Warns, once, of int8 modules for which vLLM has no layer; called when the model has all
-        its layers. Raises UserError for experts among them, whose tensors vLLM leaves out."""
+        its layers. Raises UserError if no layer has any of the int8 experts, whose tensors vLLM
+        leaves out; some of them may belong to another rank of a pipeline."""
         rest = sorted(self.schemes.keys() - self.claimed)
-        if lost := next((name for name in rest if _EXPERTS.search(name)), ""):
+        lost = next((name for name in rest if _EXPERTS.search(name)), "")
+        if lost and not any(map(_EXPERTS.search, self.claimed)):
             raise UserError(
                 f"{WHO}: vLLM has no layer of experts called {printable(lost)}, which is int8 in "
                 "this checkpoint: quantize with skip=['experts'] and save again"

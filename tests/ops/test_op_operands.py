@@ -67,6 +67,23 @@ def test_heads_of_keys_and_values_may_alternate_in_one_memory() -> None:
     assert all(same_bits(a, b) for a, b in zip(apart, beside, strict=True))
 
 
+@pytest.mark.parametrize(("first", "step"), [(240, 1024), (776, 1000)])
+def test_pages_of_keys_and_values_that_overlap_are_refused(first: int, step: int) -> None:
+    """In each page, or with the page before; those of one memory that do not are written."""
+    memory = torch.zeros(8 * 1024, dtype=torch.int8)
+    scales = torch.zeros(4, 1, 2, 16, 1)
+
+    def cache(at: int, page: int) -> tuple[Tensor, ...]:
+        keys = memory.as_strided((4, 1, 1, 16, 16), (page, page, 256, 16, 1))
+        values = memory.as_strided((4, 1, 16, 16), (page, page, 16, 1), at)
+        return keys, scales[:, :, 0], values, scales[:, :, 1]
+
+    token = torch.ones(1, 1, 16)
+    OPS.kv_write_pages(*cache(256, 1024), token, token, torch.tensor([17]))
+    with pytest.raises(RuntimeError, match="keys and values are both to be written, but share"):
+        OPS.kv_write_pages(*cache(first, step), token, token, torch.tensor([17]))
+
+
 def test_a_cache_of_one_head_more_than_its_memory_has_is_refused() -> None:
     cache = kv_empty(1, 3, 32, 16)
     size = cache[2].stride(1)

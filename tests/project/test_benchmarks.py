@@ -148,7 +148,8 @@ def test_a_linear_of_another_library_is_near_float(name: str, shape: str) -> Non
     weight, exact = layer.pack(), torch.nn.functional.linear(*(t.double() for t in given))
     for _ in range(2):
         db = qfx.sqnr(exact, layer.finish(layer.run(weight)))
-        assert (30 if has_vnni else 15) < db < 60, db  # else it would be float32 under another name
+        lowest = 15 if name.startswith("int8 oneDNN") and not has_vnni else 30
+        assert lowest < db < 60, db  # else it would be float32 under another name
 
 
 def test_a_wrong_linear_has_a_reason_and_no_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -115,6 +115,14 @@ def test_experts_for_which_vllm_has_no_layer(quantization: Any) -> None:
         found.saved.report()
 
 
+def test_experts_of_another_stage_of_a_pipeline(quantization: Any) -> None:
+    given = config(products())
+    given["linears"] |= {n.replace(".0.", ".1."): s for n, s in given["linears"].items()}
+    found = quantization.from_config(given)
+    layer(found)
+    found.saved.report()
+
+
 def without_scale(state: dict[str, Tensor]) -> None:
     del state["up.scale"]
 
