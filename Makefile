@@ -15,11 +15,20 @@ WITH_TOOLS := PATH="$(CURDIR)/$(BIN):$$PATH"
 NATIVE := $(shell find csrc -type f) CMakeLists.txt pyproject.toml
 CPP := $(shell find csrc tests/native tests/cuda benchmarks -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
 
-.PHONY: demo test vllm quick mutate mutants lint bench sanitize emulate format clean setup
+.PHONY: demo test wheel vllm quick mutate mutants lint bench sanitize emulate format clean setup
 .DELETE_ON_ERROR:
 
-demo: setup
+demo: $(VENV)/.demo
 	$(BIN)/python examples/demo.py
+
+# A wheel for every Python from 3.10 on, with the tag of the oldest glibc it runs on, and an sdist.
+wheel: $(VENV)/.built
+	rm -rf dist
+	$(WITH_TOOLS) $(BIN)/python -m build --no-isolation --outdir dist/any
+	$(WITH_TOOLS) $(BIN)/auditwheel repair -w dist $(AUDIT) dist/any/*.whl
+	mv dist/any/*.tar.gz dist && rm -r dist/any
+# what every user of qfx has, so that it is not in the wheel
+AUDIT = --exclude libtorch.so --exclude libtorch_cpu.so --exclude libc10.so --exclude libqfx.so
 
 test: lint $(VENV)/.triton
 	$(WITH_TOOLS) $(BIN)/python -m pytest -q -ra -n $(WORKERS) --dist loadfile --no-loadscope-reorder
@@ -95,7 +104,12 @@ $(VENV)/.torch: constraints.txt
 	touch $@
 
 $(VENV)/.tools: $(VENV)/.torch
-	$(PIP) install -q -c constraints.txt scikit-build-core pybind11 cmake ninja
+	$(PIP) install -q -c constraints.txt scikit-build-core cmake ninja
+	touch $@
+
+# For the demo alone: without linters, and what tests need.
+$(VENV)/.demo: $(VENV)/.tools $(NATIVE)
+	$(WITH_TOOLS) $(PIP) install -q --no-build-isolation -c constraints.txt -e '.[demo]'
 	touch $@
 
 $(VENV)/.built: $(VENV)/.tools $(NATIVE)
@@ -117,7 +131,7 @@ $(VLLM)/.tools:
 	printf '%s\n' $(VLLM_PINS) > $(VLLM)/constraints.txt
 	$(VLLM_PIP) install -q -c $(VLLM)/constraints.txt $(VLLM_PINS)
 	$(VLLM_PIP) uninstall -q -y torchvision torchaudio torchcodec
-	$(VLLM_PIP) install -q -c $(VLLM)/constraints.txt scikit-build-core pybind11 cmake ninja pytest openai gguf
+	$(VLLM_PIP) install -q -c $(VLLM)/constraints.txt scikit-build-core cmake ninja pytest openai gguf
 	touch $@
 
 $(VLLM)/.built: $(VLLM)/.tools $(NATIVE)

@@ -1,4 +1,4 @@
-# The CUDA kernels of the extension. QFX_CUDA: AUTO builds them where torch has CUDA and nvcc is
+# The CUDA kernels of libqfx. QFX_CUDA: AUTO builds them where torch has CUDA and nvcc is
 # found, ON builds them (nothing in it needs a torch with CUDA), OFF does not.
 set(QFX_CUDA AUTO CACHE STRING "CUDA kernels: AUTO, ON or OFF")
 # 8.6 and 8.9 run the code of 8.0; what is later than 9.0 compiles its PTX when it is loaded.
@@ -42,19 +42,19 @@ function(qfx_kernels target architectures)
   target_include_directories(${target} SYSTEM PRIVATE ${TORCH_DIR}/include)
   # -fmad=false: products and sums round as written; where they shall not, fmaf is.
   target_compile_options(${target} PRIVATE -fmad=false)
-  target_link_libraries(_C PRIVATE $<TARGET_OBJECTS:${target}>)
+  target_link_libraries(qfx PRIVATE $<TARGET_OBJECTS:${target}>)
 endfunction()
 
 qfx_kernels(qfx_cuda "${QFX_CUDA_ARCHITECTURES}" ${QFX_CUDA_KERNELS})
 if(QFX_CUDA_HOPPER_KERNELS)
   qfx_kernels(qfx_cuda_hopper "${QFX_CUDA_HOPPER_ARCHITECTURES}" ${QFX_CUDA_HOPPER_KERNELS})
 endif()
-target_sources(_C PRIVATE ${QFX_CUDA_OPERATORS} ${QFX_CUDA_CHOICE} ${CMAKE_CURRENT_LIST_DIR}/core/device.cpp)
-target_link_libraries(_C PRIVATE CUDA::cudart_static)
-set_target_properties(_C PROPERTIES LINKER_LANGUAGE CXX)
+target_sources(qfx PRIVATE ${QFX_CUDA_OPERATORS} ${QFX_CUDA_CHOICE} ${CMAKE_CURRENT_LIST_DIR}/core/device.cpp)
+target_link_libraries(qfx PRIVATE CUDA::cudart_static)
+set_target_properties(qfx PROPERTIES LINKER_LANGUAGE CXX)
 set(BUILT ${QFX_CUDA_ARCHITECTURES} ${QFX_CUDA_HOPPER_ARCHITECTURES})
 list(TRANSFORM BUILT REPLACE "-real" "")
 list(JOIN BUILT " " BUILT)
 message(STATUS "qfx: CUDA kernels for ${BUILT}")
-set_property(SOURCE csrc/module.cpp APPEND PROPERTY COMPILE_DEFINITIONS
+set_property(SOURCE csrc/api/processor.cpp APPEND PROPERTY COMPILE_DEFINITIONS
              QFX_CUDA_ARCHITECTURES="${BUILT}")

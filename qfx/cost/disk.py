@@ -19,7 +19,7 @@ from typing import Generic, Protocol, TypeVar
 
 import torch
 
-import qfx._C as _C
+from qfx.host.native_library import LIBRARY
 from qfx.io.disk_memo import DiskMemo
 
 log = logging.getLogger(__name__)
@@ -98,7 +98,7 @@ def _count(line: str) -> int:
 
 
 def file_name(kind: str, dtype: torch.dtype, threads: int, isa: str) -> str:
-    build = f"{Path(_C.__file__).stat().st_mtime_ns:x}"  # another build has other kernels
+    build = f"{LIBRARY.stat().st_mtime_ns:x}"  # another build has other kernels
     waits = "passive" if os.environ.get("OMP_WAIT_POLICY", "").lower() == "passive" else ""
     shared = f"{threads}t{waits}"  # threads that sleep take thirty times as long to wake
     key = (cpu_name(), torch.__version__, build, isa, shared, str(dtype)[len("torch.") :])

@@ -65,7 +65,7 @@ class Weight(NamedTuple):
         return unbiased and self.weight.get_dtype() == torch.int8 and len(self.layout) == LENGTH
 
     def numbers(self) -> list[Any]:
-        """Returns its numbers in the order in which csrc/call_arguments.h reads them."""
+        """Returns its numbers in the order in which csrc/api/call_arguments.h reads them."""
         return [
             self.weight.get_size()[-1],
             FLOATS.index(self.bias.get_dtype()) if self.bias is not None else -1,

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
+from functools import cache
+
 import torch
 
 import qfx._C as _C
@@ -19,12 +22,29 @@ def why_not(device: torch.device) -> str | None:
         return "for which qfx has no kernels"
     if torch.version.hip:
         return "which is AMD's here; qfx's kernels are for NVIDIA's GPUs"
-    if not _C.cuda_architectures():
+    if without := without_kernels():
+        _warn_once(without)
         return "and this qfx was built without CUDA kernels"
     capability = torch.cuda.get_device_capability(device) if torch.cuda.is_available() else OLDEST
     if capability < OLDEST:
         return f"of compute capability {capability[0]}.{capability[1]}; int8 needs 7.5"
     return None
+
+
+def without_kernels() -> str | None:
+    """Returns a sentence if PyTorch was built for CUDA and this build of qfx has no kernels for it,
+    otherwise None."""
+    if torch.version.cuda is None or _C.cuda_architectures():
+        return None
+    return (
+        f"PyTorch {torch.__version__} runs on CUDA {torch.version.cuda}, and this qfx was built "
+        "without CUDA kernels, so matmuls on a GPU stay float; docs/cuda.md says how to build them"
+    )
+
+
+@cache
+def _warn_once(text: str) -> None:
+    warnings.warn(f"qfx: {text}", stacklevel=2)
 
 
 def has_kernel(operator: str, device: torch.device) -> bool:

@@ -79,7 +79,7 @@ class _Linears(NamedTuple):
         return [y] if len(shapes) == 1 else _parts(y, shapes, sizes)
 
     def numbers(self) -> tuple[Any, ...]:
-        """Returns the numbers of the call in the order in which csrc/generated_calls.cpp reads
+        """Returns the numbers of the call in the order in which csrc/api/linears.cpp reads
         them."""
         from torch._inductor.utils import sympy_product
 

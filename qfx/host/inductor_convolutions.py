@@ -106,7 +106,7 @@ class _Convolution(NamedTuple):
         return direct_call("convolution", layout, [x, *contiguous(self.others)], numbers)
 
     def numbers(self, x: Any) -> list[Any]:
-        """Returns the numbers of the call in the order in which csrc/generated_convolutions.cpp
+        """Returns the numbers of the call in the order in which csrc/api/convolutions.cpp
         reads them."""
         return [
             int(self.depthwise),

@@ -1,5 +1,5 @@
 """Tells Inductor which operators have a C function that packages of AOTInductor can call directly
-(csrc/package_calls.cpp). Other operators are called through PyTorch's proxy executor and the
+(csrc/api/package_calls.cpp). Other operators are called through PyTorch's proxy executor and the
 dispatcher, where autograd's kernels in Python run unless the call is made in inference mode."""
 
 from __future__ import annotations

@@ -15,15 +15,15 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-import qfx._C as _C
+from qfx.host.native_library import FACE, LIBRARY
 
 _AT_ONCE = 2**20  # elements of a tensor that are converted at once
 
 
 @lru_cache
 def own_digest() -> str:
-    """Returns the digest of qfx itself: of its Python sources and of its extension."""
-    files = [*sorted(Path(__file__).parents[1].rglob("*.py")), Path(_C.__file__)]
+    """Returns the digest of qfx itself: of its Python sources and of its compiled files."""
+    files = [*sorted(Path(__file__).parents[1].rglob("*.py")), FACE, LIBRARY]
     total = hashlib.sha256()
     for file in files:
         total.update(file.name.encode() + file.read_bytes())

@@ -13,6 +13,7 @@ import hashlib
 import os
 import re
 import secrets
+import shutil
 import stat
 import time
 from collections.abc import Iterator
@@ -34,16 +35,36 @@ def user_folder() -> Path:
     Raises OSError if it cannot be created or its permissions cannot be changed, or if the user has
     no home directory.
     """
-    home = os.path.expanduser("~")  # stays "~" for a user without a home, as in some containers
-    cache = os.environ.get("XDG_CACHE_HOME") or (home != "~" and os.path.join(home, ".cache"))
-    if not cache:
-        raise OSError("the user has no home directory, and XDG_CACHE_HOME is not set")
-    folder = Path(cache) / "qfx"
+    folder = _user_folder()
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     about = folder.stat()
     if about.st_uid == os.geteuid() and about.st_mode & _OTHERS:
         folder.chmod(0o700)
     return folder
+
+
+def cached_files() -> tuple[Path, list[Path]]:
+    """Returns the folder of `user_folder`, which is not created, and the files in it."""
+    folder = _user_folder()
+    return folder, [path for path in folder.rglob("*") if path.is_file()]
+
+
+def remove_cached_files() -> None:
+    """Removes the folder of `user_folder` with all that is in it; of a link, the link. Processes
+    that use it compute again what they read from it. Raises OSError if the system refuses."""
+    folder = _user_folder()
+    if folder.is_symlink():
+        folder.unlink()
+    elif folder.exists():
+        shutil.rmtree(folder)
+
+
+def _user_folder() -> Path:
+    home = os.path.expanduser("~")  # stays "~" for a user without a home, as in some containers
+    cache = os.environ.get("XDG_CACHE_HOME") or (home != "~" and os.path.join(home, ".cache"))
+    if not cache:
+        raise OSError("the user has no home directory, and XDG_CACHE_HOME is not set")
+    return Path(cache) / "qfx"
 
 
 @dataclass(frozen=True)

@@ -14,15 +14,16 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-import qfx._C  # noqa: F401  (loading the extension registers the operators)
 from qfx.host.autograd import any_requires_grad, in_forward_mode, redispatch_below
 from qfx.host.inductor_packages import declare_package_calls
+from qfx.host.native_library import make_symbols_global  # (loading libqfx registers operators)
 from qfx.host.operators import schema
 
 REFERENCES: dict[str, Callable[..., Any]] = {}
 FAKES: dict[str, Callable[..., Any]] = {}
 NO_GRADIENT: list[str] = []
 IN_PYTHON: list[str] = []  # operators without C++
+make_symbols_global()
 _AUTOGRAD = torch.library.Library("qfx", "IMPL")
 _DEFINED = torch.library.Library("qfx", "FRAGMENT")
 WHY_FIRST_ORDER = "a straight-through gradient is not the derivative of a function"

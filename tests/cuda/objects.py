@@ -10,7 +10,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pybind11
 import pytest
 
 from tests.lib.builds import one_process, with_cpu_objects
@@ -47,7 +46,6 @@ def build() -> Path:
         "CMAKE_CXX_FLAGS_RELEASE": "-O0",  # of what is C++, which is tested elsewhere
         "CMAKE_CUDA_FLAGS": "-Werror=all-warnings",
         "Python_EXECUTABLE": sys.executable,
-        "pybind11_DIR": pybind11.get_cmake_dir(),
     }
     given = [f"-D{name}={value}" for name, value in options.items()] + with_cpu_objects()
     with one_process(BUILD):

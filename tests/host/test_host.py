@@ -5,6 +5,7 @@ A row says which feature is lost where its check fails; a file of host without a
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import inspect
 import linecache
@@ -37,6 +38,7 @@ from qfx.host import (
     inductor_convolutions,
     inductor_packages,
     modules,
+    native_library,
     nodes,
     operators,
     optimizers,
@@ -612,6 +614,13 @@ def kernels_are_asked_of_the_dispatcher() -> None:
     assert gpu_build.why_not(torch.device("cpu")) is None
 
 
+def libraries_are_where_they_are_looked_for() -> None:
+    native_library.make_symbols_global()  # OSError for a libqfx that no process has loaded
+    everywhere = ctypes.CDLL(None)
+    assert everywhere.aoti_torch_cpu_linear_dynamic and everywhere.qfx_api_isa
+    assert native_library.FACE.name == "_C.abi3.so"
+
+
 class _Half(Tensor):
     """Floats that are half of what its tensor holds."""
 
@@ -712,6 +721,9 @@ CANARIES: dict[ModuleType, dict[Callable[[], None], str]] = {
     inductor_calls: {linears_are_called_directly: "the speed of small linears in compiled graphs"},
     inductor_convolutions: {
         convolutions_are_called_directly: "the speed of small convolutions in compiled graphs",
+    },
+    native_library: {
+        libraries_are_where_they_are_looked_for: "packages, and files of an earlier build",
     },
     inductor_packages: {
         functions_are_declared_while_a_package_is_made: "the speed of small calls in packages",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import subprocess
-import sys
 from pathlib import Path
 
 from filelock import FileLock
@@ -23,8 +22,7 @@ def one_process(folder: Path) -> FileLock:
 def cpu_objects() -> Path | None:
     """Returns the folder of the up-to-date objects of csrc/cpu from which the extension was linked.
     Returns None if it was not built in this folder, or cannot be built here."""
-    tag = f"cp{sys.version_info.major}{sys.version_info.minor}-*"
-    for objects in BUILD.glob(f"{tag}/CMakeFiles/qfx_cpu.dir/csrc/cpu"):
+    for objects in BUILD.glob("cp*-abi3-*/CMakeFiles/qfx_cpu.dir/csrc/cpu"):
         folder = objects.parents[3]
         with one_process(folder):
             command = ["cmake", "--build", str(folder), "--target", "qfx_cpu"]

@@ -11,12 +11,11 @@ import os
 import shutil
 import subprocess
 import sys
-import sysconfig
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-EXTENSION = f"_C{sysconfig.get_config_var('EXT_SUFFIX')}"
+COMPILED = ("_C.abi3.so", "lib/libqfx.so")
 _KEPT = {".so", ".pyc"}  # in a copy, beside the files of the sources
 _CHECK = """
 import qfx, qfx._C as C, tests, sys
@@ -73,11 +72,9 @@ class Tree:
 
     def build(self) -> None:
         """Compiles the copy without a defect. Raises Failed."""
-        pybind11 = command(sys.executable, "-m", "pybind11", "--cmakedir").strip()
         options = {
             "CMAKE_BUILD_TYPE": "Release",
             "Python_EXECUTABLE": sys.executable,
-            "pybind11_DIR": pybind11,
             "QFX_CUDA": "OFF",
         }
         defined = [f"-D{name}={value}" for name, value in options.items()]
@@ -85,10 +82,12 @@ class Tree:
         command("ninja", "-C", self._clean)  # as below: another one compiles everything anew
 
     def install(self, build: Path | None = None) -> None:
-        """Puts the extension of the clean build into the copy, or that of another build."""
-        to = self.path / "qfx" / EXTENSION
-        to.unlink(missing_ok=True)  # not into the file that a process may have mapped
-        shutil.copy((build or self._clean) / EXTENSION, to)
+        """Puts the libraries of the clean build into the copy, or those of another build."""
+        for name in COMPILED:
+            to = self.path / "qfx" / name
+            to.parent.mkdir(exist_ok=True)
+            to.unlink(missing_ok=True)  # not into the file that a process may have mapped
+            shutil.copy((build or self._clean) / name, to)
 
     def check(self) -> set[str]:
         """The instruction sets that the copy runs on here. Raises Failed unless Python, started in

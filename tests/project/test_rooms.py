@@ -37,6 +37,8 @@ ROOMS = (
     "calibration",
     "report",
     "generate",
+    "command",
+    "__main__",
 )
 # Rooms that a user imports without compiling anything, and what they must do without.
 _HEAVY = {"plan", "cost", "report", "match", "rewriting", "pipeline"}

@@ -11,8 +11,9 @@ import pytest
 CSRC = Path(__file__).resolve().parents[2] / "csrc"
 SUFFIXES = {".cpp", ".cu", ".cuh", ".h", ".in", ".inc"}
 # Each room and what it includes beside itself, the lowest first: no row names a later one, so there
-# is no circle. `shared` are the files of csrc itself, `module` is what makes qfx._C of them, and
-# `torch` are PyTorch's headers: what computes on the CPU knows nothing of it but its threads.
+# is no circle. `shared` are the files of csrc itself, `api` is what libqfx offers beside operators,
+# and `python` makes qfx._C of that alone. `torch` are PyTorch's headers: what computes on the CPU
+# knows nothing of it but its threads.
 ROOMS = {
     "torch": "",
     "shared": "torch",
@@ -38,12 +39,9 @@ ROOMS = {
     "cuda/gemv": "cuda/core cuda/rows cuda/gemm",
     "cuda/sm90": "torch cuda/core cuda/gemm",
     "cuda/ops": "shared cuda/core cuda/rows cuda/gemm cuda/gemv cuda/sm90",
-    "module": "shared cpu/kernels cpu/gemm cpu/attention cpu/ops cpu/program cuda/gemm",
+    "api": "torch shared cpu/kernels cpu/gemm cpu/attention cpu/ops cpu/program cuda/gemm",
+    "python": "api",
 }
-MODULE = {
-    "call_arguments.h", "generated_calls.cpp", "generated_convolutions.cpp", "module.cpp",
-    "package_calls.cpp", "program.cpp", "tuning.cpp",
-}  # fmt: skip
 INCLUDE = re.compile(r'^ *# *include (?:"([^"]*)"|<(torch/|ATen/|c10/)[^>]*>)', re.M)
 
 
@@ -54,8 +52,6 @@ def _files(csrc: Path) -> dict[str, str]:
 
 
 def _room_of(file: str) -> str:
-    if file in MODULE:
-        return "module"
     if file == "torch":
         return file
     return file.rpartition("/")[0] or "shared"

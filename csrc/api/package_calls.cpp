@@ -1,7 +1,6 @@
-#include "package_calls.h"
-
-#include <dlfcn.h>
-
+// Operators as packages of AOTInductor call them: C functions, so that neither the dispatcher nor
+// autograd's kernels in Python run. A package finds them by name among the symbols of the process.
+// Names and arguments follow from the operators' schemas (qfx/host/inductor_packages.py).
 #include <array>
 #include <new>
 #include <optional>
@@ -10,9 +9,9 @@
 #include <string>
 #include <vector>
 
+#include "api/recorded_call.h"
 #include "cpu/ops/linear.h"
 #include "implement.h"
-#include "recorded_call.h"
 
 namespace qfx {
 namespace {
@@ -102,15 +101,6 @@ extern "C" __attribute__((visibility("default"))) AOTITorchError aoti_torch_cuda
     int32_t out_dtype, const AtenTensorHandle* factor, AtenTensorHandle* y) {
   return aoti_torch_cpu_linear_dynamic(x, weight, layout, layout_size, bias, code, code_size,
                                        activation, out_dtype, factor, y);
-}
-
-void export_package_calls() {
-  Dl_info here{};
-  const auto* inside = reinterpret_cast<const void*>(&aoti_torch_cpu_linear_dynamic);
-  const bool found = dladdr(inside, &here) != 0;
-  if (!found || dlopen(here.dli_fname, RTLD_NOW | RTLD_NOLOAD | RTLD_GLOBAL) == nullptr) {
-    throw std::runtime_error("packages cannot call the operators of this library");
-  }
 }
 
 }  // namespace qfx

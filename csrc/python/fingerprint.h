@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-namespace qfx {
+namespace qfx::python {
 
 // 64 bits; another value of any one word of 8 bytes is always another hash.
 uint64_t hash_bytes(const char* bytes, size_t count);
@@ -44,4 +44,4 @@ class Sample {
   std::vector<Span> spans_;
 };
 
-}  // namespace qfx
+}  // namespace qfx::python

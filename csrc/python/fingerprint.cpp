@@ -1,11 +1,11 @@
-#include "fingerprint.h"
+#include "python/fingerprint.h"
 
 #include <algorithm>
 #include <cstring>
 #include <numeric>
 #include <utility>
 
-namespace qfx {
+namespace qfx::python {
 namespace {
 
 constexpr int kLanes = 8;
@@ -122,4 +122,4 @@ int64_t Sample::bytes() const {
                          [](int64_t sum, const Span& span) { return sum + span.bytes; });
 }
 
-}  // namespace qfx
+}  // namespace qfx::python

@@ -1,0 +1,1 @@
+"""The command `qfx`: what a user asks of an installation in a shell."""
