@@ -12,11 +12,11 @@ CSRC = Path(__file__).resolve().parents[2] / "csrc"
 SUFFIXES = {".cpp", ".cu", ".cuh", ".h", ".in", ".inc"}
 # Each room and what it includes beside itself, the lowest first: no row names a later one, so there
 # is no circle. `shared` are the files of csrc itself, `module` is what makes qfx._C of them, and
-# `torch` are PyTorch's headers: what computes on the CPU knows nothing of it but its threads.
+# `torch` are PyTorch's headers, of which what computes on the CPU knows nothing.
 ROOMS = {
     "torch": "",
     "shared": "torch",
-    "cpu/core": "shared torch",
+    "cpu/core": "shared",
     "cpu/kernels/tables": "shared cpu/core",
     "cpu/kernels/rows": "shared cpu/kernels/tables",
     "cpu/kernels/x86": "cpu/kernels/tables cpu/kernels/rows",
@@ -38,11 +38,11 @@ ROOMS = {
     "cuda/gemv": "cuda/core cuda/rows cuda/gemm",
     "cuda/sm90": "torch cuda/core cuda/gemm",
     "cuda/ops": "shared cuda/core cuda/rows cuda/gemm cuda/gemv cuda/sm90",
-    "module": "shared cpu/kernels cpu/gemm cpu/attention cpu/ops cpu/program cuda/gemm",
+    "module": "torch shared cpu/core cpu/kernels cpu/gemm cpu/attention cpu/ops cpu/program cuda/gemm",
 }
 MODULE = {
     "call_arguments.h", "generated_calls.cpp", "generated_convolutions.cpp", "module.cpp",
-    "package_calls.cpp", "program.cpp", "tuning.cpp",
+    "package_calls.cpp", "program.cpp", "threads_torch.cpp", "tuning.cpp",
 }  # fmt: skip
 INCLUDE = re.compile(r'^ *# *include (?:"([^"]*)"|<(torch/|ATen/|c10/)[^>]*>)', re.M)
 
