@@ -32,13 +32,17 @@ ROOMS = {
         "cpu/binary"
     ),
     "cpu/program": "shared cpu/core cpu/kernels/tables cpu/kernels cpu/gemm cpu/attention",
+    "include/qfx": "",
+    "c_api": "shared cpu/core cpu/gemm cpu/program include/qfx",
     "cuda/core": "torch shared",
     "cuda/rows": "shared cuda/core",
     "cuda/gemm": "shared cuda/core cuda/rows",
     "cuda/gemv": "cuda/core cuda/rows cuda/gemm",
     "cuda/sm90": "torch cuda/core cuda/gemm",
     "cuda/ops": "shared cuda/core cuda/rows cuda/gemm cuda/gemv cuda/sm90",
-    "module": "torch shared cpu/core cpu/kernels cpu/gemm cpu/attention cpu/ops cpu/program cuda/gemm",
+    "module": (
+        "torch shared cpu/core cpu/kernels cpu/gemm cpu/attention cpu/ops cpu/program cuda/gemm"
+    ),
 }
 MODULE = {
     "call_arguments.h", "generated_calls.cpp", "generated_convolutions.cpp", "module.cpp",
