@@ -20,11 +20,11 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-import qfx._C as _C
 import torch
 from torch import fx
 
 import qfx
+import qfx._C as _C
 from benchmarks.common import compiled_apart
 from benchmarks.judged import Judged, images, language
 from benchmarks.judged_encoders import base, small

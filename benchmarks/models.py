@@ -14,12 +14,12 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
-import qfx._C as _C
 import torch
 from torch import nn
 from torch._inductor.utils import fresh_cache
 
 import qfx
+import qfx._C as _C
 from benchmarks.common import Candidate, clock, compiled_apart, interleaved
 from benchmarks.peer import Answers, Run, Way, missing, reason, wrong
 from benchmarks.peers import PEERS

@@ -13,11 +13,11 @@ from functools import partial
 from itertools import accumulate
 from typing import Any
 
-import qfx._C as _C
 import torch
 from torch import nn
 
 import qfx
+import qfx._C as _C
 from benchmarks.common import Candidate, compiled_apart, interleaved
 from benchmarks.fresh import call
 from benchmarks.question import Question, Row

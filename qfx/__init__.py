@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from qfx.files.saving import save
     from qfx.generate.compile_model import compile_for_generate
     from qfx.graph.capture import trace
+    from qfx.io.cmake import cmake_prefix_path
     from qfx.match.spellings import register_matmul
     from qfx.pipeline import rewrite
     from qfx.plan.plan import Plan
@@ -58,6 +59,7 @@ __all__ = [
     "SiteRecipe",
     "backend",
     "calibrate",
+    "cmake_prefix_path",
     "compile_for_generate",
     "convert",
     "dequantize",
@@ -91,6 +93,7 @@ _LAZY = {
     "Report": ("report.report", "Report"),
     "backend": ("dynamo_backend.backend", "qfx"),
     "calibrate": ("calibration.calibrate_model", "calibrate"),
+    "cmake_prefix_path": ("io.cmake", "cmake_prefix_path"),
     "compile_for_generate": ("generate.compile_model", "compile_for_generate"),
     "explain": ("report.explain_model", "explain"),
     "kernels": ("cost.kernels", "kernels"),

@@ -15,12 +15,12 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 
 import pytest
-import qfx._C as _C
 import torch
 from hypothesis import HealthCheck, settings
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+import qfx._C as _C
 from qfx.cost import kernels
 from qfx.cost.device_models import costs_from
 from qfx.cost.disk import TABLES

@@ -1,6 +1,6 @@
 # The CPU's sources, for CMakeLists.txt here and in tests/native, so that both agree on the flags.
 
-# What computes, which needs nothing of torch but its threads (cpu/core/threads.h).
+# What computes, which needs nothing but threads (cpu/core/threads.h): a library links one kind.
 set(QFX_CPU_SOURCES
   attention/attention.cpp
   attention/cache.cpp

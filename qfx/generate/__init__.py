@@ -7,13 +7,23 @@ if TYPE_CHECKING:
     from qfx.generate.compile_model import compile_for_generate
     from qfx.generate.decoder import Decoder, load_programs
     from qfx.generate.export import save_programs
+    from qfx.generate.graph_file import load_program, save_program
 
-__all__ = ["Decoder", "compile_for_generate", "load_programs", "save_programs"]
+__all__ = [
+    "Decoder",
+    "compile_for_generate",
+    "load_program",
+    "load_programs",
+    "save_program",
+    "save_programs",
+]
 _HOMES = {
     "compile_for_generate": "qfx.generate.compile_model",
     "save_programs": "qfx.generate.export",
     "Decoder": "qfx.generate.decoder",
     "load_programs": "qfx.generate.decoder",
+    "save_program": "qfx.generate.graph_file",
+    "load_program": "qfx.generate.graph_file",
 }
 
 

@@ -35,18 +35,24 @@ def load_programs(path: str | Path, *, max_memory: int | None = None) -> Decoder
     write, and for one whose steps need more memory or more operations than the sizes of its weights
     and cache account for; OSError if the file cannot be read.
     """
-    safetensors()
-    table = table_of(Path(path))
-    if KEY not in table.metadata:
-        raise UserError(f"{path} holds no programs: save_programs writes them")
-    description = parsed(table.metadata[KEY], f"{path} holds no programs")
+    description, tensors = described_in(Path(path))
     _C.read_packed_again()  # the weights may be at the address of others that were freed
     try:
-        return Decoder(description, tensors_together(table), max_memory)
+        return Decoder(description, tensors, max_memory)
     except UserError as why:
         raise UserError(f"{path} holds programs that are refused: {why}") from None
     except (LookupError, TypeError, AttributeError, ValueError) as why:
         raise UserError(f"{path} does not say what its programs are: {why!r}") from None
+
+
+def described_in(path: Path) -> tuple[Any, dict[str, Tensor]]:
+    """Reads the description and the tensors of a file of programs. Raises UserError for any other
+    file, and OSError."""
+    safetensors()
+    table = table_of(path)
+    if KEY not in table.metadata:
+        raise UserError(f"{path} holds no programs: save_programs writes them")
+    return parsed(table.metadata[KEY], f"{path} holds no programs"), tensors_together(table)
 
 
 class Decoder:

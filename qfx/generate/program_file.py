@@ -12,7 +12,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -87,6 +87,8 @@ def program_file(
             f"the programs have format {printable(repr(form))}, and this qfx reads format {FORMAT}"
             ": save them again with this qfx"
         )
+    if "graph" in description:
+        raise UserError("the file holds a program of fixed shapes: load_program reads it")
     file = ProgramFile(
         layout=_layout(description),
         batch=_size(description["batch"], "batch"),
@@ -123,54 +125,73 @@ def check_steps(
 ) -> None:
     """Raises UserError if a step would do more work than the sizes of its weights and cache account
     for, or would write to its tokens, places or masks."""
-    weights, cache = _bytes(tensors), _cache_bytes(file)
+    weights, cache = weight_bytes(tensors), _cache_bytes(file)
     for rows, runner in runners.items():
         if runner.writes(range(len(runner.inputs) - len(file.cache))):
             raise UserError(
                 f"the program of {rows} tokens writes to its tokens, positions or masks, and may "
                 "write only to the cache"
             )
-        tokens = rows * file.batch
-        most = tokens * (_WEIGHTS_WORK * weights + _SMALL_WORK) + rows * _CACHE_WORK * cache
-        if runner.work > most:
-            raise UserError(
-                f"a step of {rows} tokens with batch size {file.batch} takes {runner.work:.3g} "
-                f"operations, and {weights} bytes of weights and {cache} bytes of cache explain at "
-                f"most {most:.3g}: the file is damaged or was not written by save_programs"
-            )
+        step = f"a step of {rows} tokens with batch size {file.batch}"
+        check_work(step, runner.work, rows * file.batch, weights, rows, cache)
+
+
+def check_work(what: str, work: float, tokens: int, weights: int, steps: int, cache: int) -> None:
+    """Raises UserError if one run of `what` takes more operations than `tokens` that meet all
+    `weights`, in bytes, and `steps` passes over the `cache`, in bytes, account for."""
+    most = tokens * (_WEIGHTS_WORK * weights + _SMALL_WORK) + steps * _CACHE_WORK * cache
+    if work > most:
+        raise UserError(
+            f"{what} takes {work:.3g} operations, and {weights} bytes of weights and {cache} bytes "
+            f"of cache explain at most {most:.3g}: the file is damaged or was not written by qfx"
+        )
 
 
 def _check_memory(file: ProgramFile, tensors: Mapping[str, Tensor], max_memory: int | None) -> None:
-    weights, cache = _bytes(tensors), _cache_bytes(file)
     # while a mask is computed, the rows of a table and the mask exist
     layout = file.layout
     seen = sum(kind.slots for kind in layout.kinds.values())
     masks = 2 * file.batch * max(file.programs) * seen
     tables = _TABLES * layout.length * (1 + len(layout.slots)) + 4 * seen
     own = sum(
-        sum(_number(n) for n in (each["bytes"][0], *each["made"]))
+        sum(number_of_bytes(n) for n in (each["bytes"][0], *each["made"]))
         for each in file.programs.values()
     )
-    working, most = masks + tables + own, 4 * (weights + cache) + _SMALL
+    held = Held(f"batch size {file.batch} with {layout.length} tokens", "cache", _cache_bytes(file))
+    check_memory(weight_bytes(tensors), held, masks + tables + own, max_memory)
+
+
+class Held(NamedTuple):
+    """The memory that `subject` needs besides weights and working memory: `bytes` of `what`."""
+
+    subject: str
+    what: str
+    bytes: int
+
+
+def check_memory(weights: int, held: Held, working: int, max_memory: int | None) -> None:
+    """Raises UserError if the bytes of `working` memory are more than `weights` and `held` account
+    for, or if all of them are more than `max_memory`, by default the memory of the machine."""
+    most = 4 * (weights + held.bytes) + _SMALL
     if working > most:
         raise UserError(
             f"the steps need {working} bytes of working memory, and {weights} bytes of weights and "
-            f"{cache} bytes of cache explain at most {most}: the file is damaged or was not "
-            "written by save_programs"
+            f"{held.bytes} bytes of {held.what} explain at most {most}: the file is damaged or was "
+            "not written by qfx"
         )
     room = max_memory
     if room is None:
         room = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    total = weights + cache + working
+    total = weights + held.bytes + working
     if total > room:
         raise UserError(
-            f"batch size {file.batch} with {layout.length} tokens needs {total} bytes of memory, "
-            f"{cache} of them for the cache, and max_memory is {room}: save the programs with a "
-            "smaller max_length or batch size, or raise max_memory"
+            f"{held.subject} needs {total} bytes of memory, {held.bytes} of them for the "
+            f"{held.what}, and max_memory is {room}: save programs of smaller shapes (max_length, "
+            "batch size), or raise max_memory"
         )
 
 
-def _bytes(tensors: Mapping[str, Tensor]) -> int:
+def weight_bytes(tensors: Mapping[str, Tensor]) -> int:
     """Returns the bytes of weights and other constants. Instructions, which are int64 tensors, are
     left out: a file cannot raise its limits by having more of them."""
     return sum(t.numel() for t in tensors.values() if t.dtype == torch.uint8)
@@ -180,7 +201,8 @@ def _cache_bytes(file: ProgramFile) -> int:
     return sum(prod(shape) * dtype.itemsize for shape, dtype in file.cache)
 
 
-def _number(value: Any) -> int:
+def number_of_bytes(value: Any) -> int:
+    """Returns a number of bytes of a description. Raises UserError for any other value."""
     if type(value) is not int or not 0 <= value <= _MOST:
         raise UserError(
             f"{printable(repr(value))} bytes of memory: expected an integer from 0 to 2^40"

@@ -7,9 +7,9 @@ longer:
   address and its version. It detects another tensor, other memory (`w.data = ...`) and each write
   that PyTorch counts. It misses uncounted writes: `w.data += d`, numpy. No values are read.
 - A sample (`snapshot`, `Snapshot.unchanged`) is stamps and six cache lines of each tensor on the
-  CPU (csrc/python/fingerprint.h). It detects uncounted writes to most elements, or to many in a third of
-  the rows. It misses writes to a few elements, and all on a GPU. It takes 0.15 us for a weight in
-  the caches.
+  CPU (csrc/python/fingerprint.h). It detects uncounted writes to most elements, or to many in a
+  third of the rows. It misses writes to a few elements, and all on a GPU. It takes 0.15 us for a
+  weight in the caches.
 - The content is all values. It misses nothing, and reads the whole tensor: `content_of` is a 64-bit
   hash for this process; `digest_of` (qfx/io/digest.py) is SHA-256, for keys and files that other
   processes read.

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
-import qfx._C as _C
 from hypothesis import given
 from hypothesis import strategies as st
 
+import qfx._C as _C
 from qfx.cost.autotune import UNKNOWN, Answer, Choice, Question, choose
 from qfx.cost.kernel_parameters import answer_questions
 from qfx.cost.prefetch import KERNELS, tried_for

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import qfx._C as _C
 import torch
 
 import qfx
+import qfx._C as _C
 from qfx.cost import disk, kernels
 from qfx.cost.kernel_parameters import KernelParameters
 from tests.conftest import on_threads

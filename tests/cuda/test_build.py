@@ -10,10 +10,10 @@ import sys
 from pathlib import Path
 
 import pytest
-import qfx._C as _C
 from hypothesis import given
 from hypothesis import strategies as st
 
+import qfx._C as _C
 from qfx.ops.layout import Layout
 from qfx.ops.weight import cuda_packed_size
 from tests.cuda import objects as cuda_objects

@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-import qfx._C as _C
 import torch
 from torch import Tensor, fx, nn
 from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch._inductor.utils import fresh_cache
 
 import qfx
+import qfx._C as _C
 from qfx.io import digest as sources
 from tests.lib.damaged_package import check_refused
 from tests.lib.fresh_process import run_python

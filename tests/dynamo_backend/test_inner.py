@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-import qfx._C as _C
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._inductor.utils import fresh_cache, run_and_get_code
 
+import qfx._C as _C
 from qfx.ops.code import Code
 from qfx.ops.layout import Layout
 from tests.lib.int8_calls import int8_matmuls

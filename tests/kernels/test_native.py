@@ -6,8 +6,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-import qfx._C as _C
 
+import qfx._C as _C
 from tests.kernels import emulation
 from tests.lib.builds import one_process, with_cpu_objects
 

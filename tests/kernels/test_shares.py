@@ -6,11 +6,11 @@ from __future__ import annotations
 from itertools import chain
 
 import pytest
-import qfx._C as _C
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+import qfx._C as _C
 from tests.lib.pairs import pairs
 
 Share = list[tuple[int, int, int, int, int]]  # product, first row, end, first panel, end

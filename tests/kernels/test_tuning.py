@@ -7,13 +7,13 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-import qfx._C as _C
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
 import qfx
+import qfx._C as _C
 from qfx.ops.code import Code
 from qfx.ops.layout import Layout
 from tests.conftest import on_isa, on_threads, same_bits

@@ -6,12 +6,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import qfx._C as _C
 import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
 import qfx
+import qfx._C as _C
 from qfx.ops.code import Code
 from qfx.ops.quantize import code_range
 

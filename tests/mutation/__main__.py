@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 
 import qfx._C as _C
-
 from tests.mutants.tree import Failed, Tree
 from tests.mutation.mutants import changed_lines, evenly, mutants_of
 from tests.mutation.run import run, summary

@@ -4,8 +4,8 @@
 
 #include <limits>
 
-#include "cpu/core/threads.h"
 #include "harness.h"
+#include "threads.h"
 
 namespace qfx::test {
 namespace {

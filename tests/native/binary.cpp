@@ -2,8 +2,8 @@
 #include <algorithm>
 
 #include "cpu/binary/gemm.h"
-#include "cpu/core/threads.h"
 #include "harness.h"
+#include "threads.h"
 
 namespace qfx::test {
 namespace {

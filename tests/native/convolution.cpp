@@ -5,9 +5,9 @@
 #include <memory>
 
 #include "cpu/conv/im2col.h"
-#include "cpu/core/threads.h"
 #include "cpu/gemm/weight.h"
 #include "harness.h"
+#include "threads.h"
 
 namespace qfx::test {
 namespace {

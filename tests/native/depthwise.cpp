@@ -2,9 +2,9 @@
 // images, weights and outputs beside pages that fault.
 #include "cpu/conv/depthwise.h"
 
-#include "cpu/core/threads.h"
 #include "cpu/gemm/weight.h"
 #include "harness.h"
+#include "threads.h"
 
 namespace qfx::test {
 namespace {

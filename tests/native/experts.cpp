@@ -5,10 +5,10 @@
 #include <algorithm>
 #include <memory>
 
-#include "cpu/core/threads.h"
 #include "cpu/gemm/cost_shares.h"
 #include "cpu/gemm/weight.h"
 #include "harness.h"
+#include "threads.h"
 
 namespace qfx::test {
 namespace {

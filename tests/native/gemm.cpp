@@ -1,10 +1,10 @@
 // Whole products on one thread and on several: packing, arranging, the driver and both sinks.
-#include "cpu/core/threads.h"
 #include "cpu/gemm/pack_floats.h"
 #include "cpu/gemm/product.h"
 #include "cpu/gemm/weight.h"
 #include "cpu/kernels/selfcheck.h"
 #include "harness.h"
+#include "threads.h"
 
 namespace qfx::test {
 namespace {

@@ -3,11 +3,11 @@
 #include <cmath>
 #include <limits>
 
-#include "cpu/core/threads.h"
 #include "cpu/gemm/group_product.h"
 #include "cpu/gemm/weight.h"
 #include "cpu/kernels/tables/sums.h"
 #include "harness.h"
+#include "threads.h"
 
 namespace qfx::test {
 namespace {

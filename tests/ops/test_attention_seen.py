@@ -8,13 +8,13 @@ from itertools import pairwise
 from typing import NamedTuple
 
 import pytest
-import qfx._C as _C
 import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+import qfx._C as _C
 from qfx.ops.heads import added, matched
 from tests.conftest import on_isa, on_threads, same_bits
 from tests.lib import bounds

@@ -7,13 +7,13 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import qfx._C as _C
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
 import qfx  # noqa: F401
+import qfx._C as _C
 from qfx.ops import REFERENCES
 from qfx.ops.binary import HEADER_BYTES, unpacked_signs
 from tests.conftest import on_isa, on_threads, same_bits

@@ -7,13 +7,13 @@ import math
 from typing import Any
 
 import pytest
-import qfx._C as _C
 import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+import qfx._C as _C
 from qfx.ops.code import Code
 from qfx.ops.depthwise import stored_taps
 from qfx.ops.layout import Layout

@@ -7,12 +7,12 @@ from collections.abc import Hashable
 from itertools import product
 
 import pytest
-import qfx._C as _C
 import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch import Tensor
 
+import qfx._C as _C
 from qfx.ops.code import Code
 from qfx.ops.layout import Layout
 from tests.conftest import THREADS, on_isa, on_threads, same_bits

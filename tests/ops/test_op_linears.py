@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import qfx._C as _C
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import qfx._C as _C
 from qfx.ops.code import Code
 from tests.conftest import on_isa, on_threads, same_bits
 from tests.lib.several import Case, Weights, alone, drawn_case, together

@@ -10,12 +10,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
-import qfx._C as _C
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+import qfx._C as _C
 from qfx.ops import REFERENCES
 from qfx.ops.code import Code
 from qfx.ops.header import MINIMUMS, NONE, ZERO_POINTS

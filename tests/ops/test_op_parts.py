@@ -8,11 +8,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-import qfx._C as _C
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+import qfx._C as _C
 from qfx.graph.activations import ACTIVATIONS, activate
 from qfx.ops import FAKES, REFERENCES
 from qfx.ops.heads import matched

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-import qfx._C as _C
 import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch import Tensor
 
+import qfx._C as _C
 from qfx.ops import REFERENCES
 from qfx.ops.code import Code
 from qfx.ops.layout import Layout

@@ -6,12 +6,12 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import pytest
-import qfx._C as _C
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+import qfx._C as _C
 from qfx.ops.code import Code
 from qfx.ops.layout import Layout
 from qfx.ops.recurrent import exact_sigmoid, exact_tanh

@@ -12,13 +12,13 @@ from itertools import product
 from typing import Any
 
 import pytest
-import qfx._C as _C
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
 import qfx  # noqa: F401
+import qfx._C as _C
 from qfx.ops import REFERENCES
 from qfx.ops.code import Code
 from qfx.ops.philox import ROUNDS, philox, random_bits

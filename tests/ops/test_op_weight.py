@@ -8,12 +8,12 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import pytest
-import qfx._C as _C
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+import qfx._C as _C
 from qfx.ops import REFERENCES
 from qfx.ops.code import Code
 from qfx.ops.header import MINIMUMS, NONE, ZERO_POINTS, header_of

@@ -8,9 +8,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from qfx._C import Program
 from torch import Tensor
 
+from qfx._C import Program
 from qfx.graph.activations import ACTIVATIONS
 from qfx.ops.header import HEADER_BYTES
 from qfx.programs.bytecode import OPERATIONS, UNARY

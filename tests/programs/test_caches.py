@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-import qfx._C as _C
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+import qfx._C as _C
 from qfx.ops.kv_cache import kv_empty
 from tests.lib.strategies import SEEDS
 from tests.programs.traced import aten, built, same_bits

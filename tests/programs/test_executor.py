@@ -11,10 +11,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import qfx._C as _C
 import torch
 from torch import Tensor
 
+import qfx._C as _C
 from qfx.ops.code import Code
 from qfx.ops.layout import Layout
 from qfx.programs import Runner

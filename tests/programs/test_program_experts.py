@@ -6,12 +6,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import qfx._C as _C
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+import qfx._C as _C
 from tests.conftest import on_isa, on_threads
 from tests.ops.test_op_experts import Block, Stack, blocks
 from tests.programs.traced import aten, built, same_bits

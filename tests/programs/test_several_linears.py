@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import qfx._C as _C
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+import qfx._C as _C
 from qfx.ops.code import Code
 from qfx.programs import Runner
 from qfx.programs.bytecode import OPERATIONS

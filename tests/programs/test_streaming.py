@@ -6,11 +6,11 @@ from collections.abc import Collection
 from typing import Any
 
 import pytest
-import qfx._C as _C
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import qfx._C as _C
 from qfx.cost.autotune import Always, Tuner
 from qfx.cost.prefetch import Prefetch
 from qfx.ops.code import Code

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from qfx._C import Program
 from torch import Tensor
 
+from qfx._C import Program
 from qfx.ops.kv_cache import kv_empty
 from qfx.programs.bytecode import BINARY, ELEMENTS, OPERATIONS, UNARY
 

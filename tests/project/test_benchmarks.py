@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import qfx._C as _C
 import torch
 
 import benchmarks.__main__ as runner
 import qfx
+import qfx._C as _C
 from benchmarks import (
     common,
     compiling,

@@ -13,11 +13,11 @@ SUFFIXES = {".cpp", ".cu", ".cuh", ".h", ".in", ".inc"}
 # Each room and what it includes beside itself, the lowest first: no row names a later one, so there
 # is no circle. `shared` are the files of csrc itself, `api` is what libqfx offers beside operators,
 # and `python` makes qfx._C of that alone. `torch` are PyTorch's headers: what computes on the CPU
-# knows nothing of it but its threads.
+# knows nothing of it.
 ROOMS = {
     "torch": "",
     "shared": "torch",
-    "cpu/core": "shared torch",
+    "cpu/core": "shared",
     "cpu/kernels/tables": "shared cpu/core",
     "cpu/kernels/rows": "shared cpu/kernels/tables",
     "cpu/kernels/x86": "cpu/kernels/tables cpu/kernels/rows",
@@ -33,13 +33,15 @@ ROOMS = {
         "cpu/binary"
     ),
     "cpu/program": "shared cpu/core cpu/kernels/tables cpu/kernels cpu/gemm cpu/attention",
+    "include/qfx": "",
+    "c_api": "shared cpu/core cpu/gemm cpu/program include/qfx",
     "cuda/core": "torch shared",
     "cuda/rows": "shared cuda/core",
     "cuda/gemm": "shared cuda/core cuda/rows",
     "cuda/gemv": "cuda/core cuda/rows cuda/gemm",
     "cuda/sm90": "torch cuda/core cuda/gemm",
     "cuda/ops": "shared cuda/core cuda/rows cuda/gemm cuda/gemv cuda/sm90",
-    "api": "torch shared cpu/kernels cpu/gemm cpu/attention cpu/ops cpu/program cuda/gemm",
+    "api": "torch shared cpu/core cpu/kernels cpu/gemm cpu/attention cpu/ops cpu/program cuda/gemm",
     "python": "api",
 }
 INCLUDE = re.compile(r'^ *# *include (?:"([^"]*)"|<(torch/|ATen/|c10/)[^>]*>)', re.M)

@@ -1,8 +1,6 @@
-// torch's own pool of threads, the only use of torch below the operators: the native tests put
-// another header of this name in its place.
+// Threads for work on the CPU. Whose they are is chosen when a library is linked: torch's
+// (api/threads.cpp), those of the library of programs (c_api/threads.cpp), or those of a test.
 #pragma once
-
-#include <torch/csrc/stable/ops.h>
 
 #include <atomic>
 #include <cstdint>
@@ -10,22 +8,33 @@
 
 namespace qfx::cpu {
 
-inline int64_t thread_count() { return torch::stable::get_num_threads(); }
+// How many threads the calling one may use, itself included.
+int64_t thread_count();
 
-// Runs f(begin, end) over 0..count, in parts of at least `grain`. What f throws, the first of it,
-// is carried past torch's C interface, which would keep only that something failed.
+// Runs f(context, begin, end), which throws nothing, over 0..count, in parts of at least `grain`,
+// on up to thread_count() threads, and returns when all parts are done. A call from one of the
+// parts runs on its own thread. Threads may begin their parts late, and none may wait for a part
+// that has not begun.
+void run_parallel(int64_t count, int64_t grain, void (*f)(void*, int64_t, int64_t), void* context);
+
+// The same for f(begin, end), which may throw: the first of what it throws is thrown again.
 template <typename F>
 void parallel_for(int64_t count, int64_t grain, const F& f) {
-  std::exception_ptr thrown;
-  std::atomic_flag failed = ATOMIC_FLAG_INIT;
-  torch::stable::parallel_for(0, count, grain, [&](int64_t begin, int64_t end) {
+  struct Call {
+    const F& f;
+    std::exception_ptr thrown;
+    std::atomic_flag failed = ATOMIC_FLAG_INIT;
+  } call = {f, nullptr};
+  const auto part = [](void* context, int64_t begin, int64_t end) {
+    Call& call = *static_cast<Call*>(context);
     try {
-      f(begin, end);
+      call.f(begin, end);
     } catch (...) {
-      if (!failed.test_and_set()) thrown = std::current_exception();
+      if (!call.failed.test_and_set()) call.thrown = std::current_exception();
     }
-  });
-  if (thrown) std::rethrow_exception(thrown);
+  };
+  run_parallel(count, grain, part, &call);
+  if (call.thrown) std::rethrow_exception(call.thrown);
 }
 
 }  // namespace qfx::cpu

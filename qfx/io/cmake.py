@@ -1,0 +1,22 @@
+"""cmake_prefix_path: the folder in which CMake finds qfx."""
+
+from __future__ import annotations
+
+from qfx.host.native_library import FACE
+
+
+def cmake_prefix_path() -> str:
+    """Returns the folder that CMake needs in `CMAKE_PREFIX_PATH` for `find_package(qfx)`, as
+    `torch.utils.cmake_prefix_path` is for torch.
+
+        folder=$(python -c 'import qfx; print(qfx.cmake_prefix_path())')
+        cmake -S . -B build -DCMAKE_PREFIX_PATH="$folder"
+
+    It contains the compiled files of qfx, which an editable installation keeps apart from the
+    sources. Raises FileNotFoundError for an installation without libraries for C++.
+    """
+    prefix = FACE.resolve().parent
+    config = prefix / "lib" / "cmake" / "qfx" / "qfx-config.cmake"
+    if not config.is_file():
+        raise FileNotFoundError(f"{config} is missing: this qfx was installed without it")
+    return str(prefix)
