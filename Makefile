@@ -1,4 +1,4 @@
-# From a fresh clone to a running demo: needs python3 (3.10 to 3.13), a C++20 compiler and make.
+# From a fresh clone to a running demo: needs python3 (3.10 to 3.14), a C++20 compiler and make.
 PYTHON ?= python3
 THREADS ?= 2
 # processes that share the tests, a file of them at a time
@@ -98,7 +98,7 @@ setup: $(VENV)/.data
 
 # torch first and by itself: whatever resolves its own torch may fetch another build of it.
 $(VENV)/.torch: constraints.txt
-	$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(None if (3, 10) <= v <= (3, 13) else f"qfx needs Python 3.10 to 3.13, this is {v}; choose another with make PYTHON=...")'
+	$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(None if (3, 10) <= v <= (3, 14) else f"qfx needs Python 3.10 to 3.14, this is {v}; choose another with make PYTHON=...")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) install -q -c constraints.txt torch
 	touch $@

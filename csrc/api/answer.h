@@ -32,6 +32,8 @@ QfxStatus answer(const F& f) noexcept {
     return failed(kQfxNoMemory, "out of memory. A small allocation failed");
   } catch (const WrongType& why) {
     return failed(kQfxWrongType, why.what());
+  } catch (const std::out_of_range& why) {
+    return failed(kQfxWrongIndex, why.what());
   } catch (const std::logic_error& why) {
     return failed(kQfxWrongValue, why.what());
   } catch (const std::exception& why) {

@@ -12,6 +12,7 @@ extern "C" {
 enum QfxStatus : int {
   kQfxDone,
   kQfxWrongValue,  // an argument has a value out of bounds
+  kQfxWrongIndex,  // data names an element that there is not
   kQfxWrongType,   // an argument has another type than it must have
   kQfxNoMemory,    // memory could not be allocated
   kQfxFailed,      // anything else

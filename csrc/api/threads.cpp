@@ -1,7 +1,7 @@
 // Threads of operators: torch's own pool.
-#include <torch/csrc/stable/ops.h>
-
 #include "cpu/core/threads.h"
+
+#include <torch/csrc/stable/ops.h>
 
 namespace qfx::cpu {
 

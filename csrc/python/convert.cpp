@@ -5,6 +5,7 @@ namespace {
 
 PyObject* exception_of(QfxStatus status) {
   if (status == kQfxWrongValue) return PyExc_ValueError;
+  if (status == kQfxWrongIndex) return PyExc_IndexError;
   if (status == kQfxWrongType) return PyExc_TypeError;
   if (status == kQfxNoMemory) return PyExc_MemoryError;
   return PyExc_RuntimeError;

@@ -22,8 +22,9 @@ def why_not(device: torch.device) -> str | None:
         return "for which qfx has no kernels"
     if torch.version.hip:
         return "which is AMD's here; qfx's kernels are for NVIDIA's GPUs"
-    if without := without_kernels():
-        _warn_once(without)
+    if not _C.cuda_architectures():
+        if without := without_kernels():
+            _warn_once(without)
         return "and this qfx was built without CUDA kernels"
     capability = torch.cuda.get_device_capability(device) if torch.cuda.is_available() else OLDEST
     if capability < OLDEST:

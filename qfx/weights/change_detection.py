@@ -80,22 +80,23 @@ class Snapshot(Protocol):
         """Whether the stamps and samples of these arguments are those of the snapshot."""
 
 
-def snapshot(arguments: Sequence[Any], positions: Sequence[int] | None = None) -> Snapshot:
+def snapshot(arguments: tuple[Any, ...], positions: Sequence[int] | None = None) -> Snapshot:
     """Returns the state of the tensors arguments[p] for p in `positions`; by default of all
     arguments."""
     wanted = list(range(len(arguments)) if positions is None else positions)
     offloaded = [p for p in wanted if is_offloaded(arguments[p])]
     if offloaded:
         return _SnapshotOfOffloaded(arguments, [p for p in wanted if p not in offloaded], offloaded)
-    found: Snapshot = _C.Snapshot(arguments, wanted)
-    return found
+    return _C.Snapshot(arguments, wanted)
 
 
 class _SnapshotOfOffloaded:
     """A snapshot in which some of the tensors are offloaded and represented only by their
     stamps."""
 
-    def __init__(self, arguments: Sequence[Any], sampled: list[int], offloaded: list[int]) -> None:
+    def __init__(
+        self, arguments: tuple[Any, ...], sampled: list[int], offloaded: list[int]
+    ) -> None:
         self._sampled = _C.Snapshot(arguments, sampled)
         self._stamps = [(p, stamp_of(arguments[p])) for p in offloaded]
         self._storages = [weak_storage(arguments[p]) for p in offloaded]

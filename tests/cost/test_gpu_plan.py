@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
@@ -19,6 +20,7 @@ from qfx import _C
 from qfx.cost import gpu
 from qfx.cost.gpu import BATCHED, HERE, PASSES, PRODUCTS, GpuCost, passes_of, slug
 from qfx.cost.model import Estimate, GpuCosts, Work
+from qfx.host import gpu_build
 from qfx.match.matching import match
 from qfx.ops.forms import form_of
 from qfx.plan.plan import Plan
@@ -107,6 +109,17 @@ def test_a_build_without_cuda_kernels_says_so(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(_C, "cuda_architectures", list)
     plan = _plan(*_linear(4, 64, 64), qfx.Config(minimum_gain=0))
     assert _reason(plan) == "the input is on cuda, and this qfx was built without CUDA kernels"
+
+
+def test_it_warns_once_where_pytorch_has_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_C, "cuda_architectures", list)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    gpu_build._warn_once.cache_clear()
+    with pytest.warns(UserWarning, match=r"runs on CUDA 13\.0, and this qfx was built without"):
+        _plan(*_linear(4, 64, 64), qfx.Config(minimum_gain=0))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        _plan(*_linear(4, 64, 64), qfx.Config(minimum_gain=0))
 
 
 class Attends(nn.Module):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import zipfile
@@ -29,6 +30,14 @@ x = torch.randn(5, 64, generator=torch.Generator().manual_seed(0))
 y = model(x)
 qfx.quantize_(model)
 print(qfx.__file__, float((model(x) - y).norm() / y.norm()) < 0.05)
+"""
+COMPILED = """
+import torch
+import qfx
+model = torch.nn.Sequential(torch.nn.Linear(64, 128)).eval()
+with torch.no_grad():
+    y = torch.compile(model, backend="qfx")(torch.ones(5, 64))
+print(y.shape == (5, 128), qfx.__file__)
 """
 STRICT = """
 import torch
@@ -121,6 +130,23 @@ def test_a_new_program_runs() -> None:
     command = [sys.executable, "-I", "-S", "-c", FIRST_RESULT, str(unpacked()), *packages]
     found = run(*command, cwd=unpacked()).split()
     assert found == [str(unpacked() / "qfx" / "__init__.py"), "True"]
+
+
+def test_removing_leaves_nothing(tmp_path: Path) -> None:
+    """Neither in the environment nor in the user's cache, after a model was compiled."""
+    environment, cache = tmp_path / "venv", tmp_path / "cache"
+    run(sys.executable, "-m", "venv", "--without-pip", environment)
+    python = environment / "bin" / "python"
+    before = sorted(environment.rglob("*"))
+    pip = (sys.executable, "-m", "pip", "--python", python)
+    run(*pip, "install", "-q", "--no-deps", "--no-index", built())
+    packages = os.pathsep.join(p for p in sys.path if p.endswith("site-packages"))
+    variables = f"PYTHONPATH={packages}", f"XDG_CACHE_HOME={cache}"
+    assert "True" in run("env", *variables, python, "-c", COMPILED, cwd=tmp_path)
+    assert list(cache.glob("qfx/*"))
+    run("env", *variables, environment / "bin" / "qfx", "cache", "--clear", cwd=tmp_path)
+    run(*pip, "uninstall", "-q", "-y", "qfx")
+    assert (list(cache.iterdir()), sorted(environment.rglob("*"))) == ([], before)
 
 
 def test_a_strict_program_is_checked(tmp_path: Path) -> None:
