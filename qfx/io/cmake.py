@@ -11,7 +11,8 @@ def cmake_prefix_path() -> str:
     """Returns the folder that CMake needs in `CMAKE_PREFIX_PATH` for `find_package(qfx)`, as
     `torch.utils.cmake_prefix_path` is for torch.
 
-        cmake -S . -B build -DCMAKE_PREFIX_PATH="$(python -c 'import qfx; print(qfx.cmake_prefix_path())')"
+        path=$(python -c 'import qfx; print(qfx.cmake_prefix_path())')
+        cmake -S . -B build -DCMAKE_PREFIX_PATH="$path"
 
     It contains the compiled files of qfx, which an editable installation keeps apart from the
     sources. Raises FileNotFoundError for an installation without libraries for C++.
