@@ -177,7 +177,7 @@ class Parser {
 }  // namespace
 
 std::string printable(std::string_view text) {
-  constexpr size_t kMost = 80;
+  constexpr size_t kMost = 200;
   std::string found;
   for (const char c : text.substr(0, kMost)) {
     const bool plain = c >= 0x20 && c < 0x7f;

@@ -1,11 +1,21 @@
 #include "c_api/limits.h"
 
 #include <algorithm>
+#include <cstdio>
 
 #include "c_api/graph.h"
 #include "c_api/json.h"
 
 namespace qfx {
+namespace {
+
+std::string rounded(double number) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.3g", number);
+  return text;
+}
+
+}  // namespace
 
 int64_t sum_of(std::span<const int64_t> all, const char* what) {
   int64_t found = 0;
@@ -50,9 +60,9 @@ void check_work(const std::string& what, double work, int64_t tokens, int64_t we
       static_cast<double>(tokens) * (kWeights * static_cast<double>(weights) + kSmall) +
       static_cast<double>(steps) * kCache * static_cast<double>(cache);
   if (work > most) {
-    throw Refused(what + " takes " + std::to_string(work) + " operations, and " +
-                  std::to_string(weights) + " bytes of weights and " + std::to_string(cache) +
-                  " bytes of cache explain at most " + std::to_string(most));
+    throw Refused(what + " takes " + rounded(work) + " operations, and " + std::to_string(weights) +
+                  " bytes of weights and " + std::to_string(cache) +
+                  " bytes of cache explain at most " + rounded(most));
   }
 }
 

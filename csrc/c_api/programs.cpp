@@ -11,6 +11,7 @@
 #include "c_api/model.h"
 #include "c_api/threads.h"
 #include "cpu/core/threads.h"
+#include "cpu/kernels/dispatch.h"
 #include "memory.h"
 
 struct qfx_program {
@@ -138,7 +139,8 @@ int qfx_program_load(const char* path, int64_t max_memory, qfx_program** program
     checked(program, "program");
     checked(path, "path");
     expect(max_memory >= 0, "max_memory is negative");
-    qfx::cpu::thread_count();  // throws if QFX_NUM_THREADS is no number
+    qfx::cpu::thread_count();  // these throw if QFX_NUM_THREADS or QFX_CPU_ISA are wrong
+    qfx::cpu::current_isa();
     load(path, max_memory, program);
   });
 }

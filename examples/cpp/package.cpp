@@ -4,8 +4,8 @@
 //
 // input.bin holds a float32 matrix of 4 x 64; result.bin will hold the first result. The operators
 // of qfx are known because libqfx.so is linked (qfx::operators).
+#include <ATen/ops/empty.h>
 #include <torch/csrc/inductor/aoti_package/model_package_loader.h>
-#include <torch/torch.h>
 
 #include <cstdio>
 #include <cstdlib>
@@ -19,7 +19,7 @@ int main(int count, char** arguments) {
     return 2;
   }
   try {
-    const at::Tensor x = torch::empty({std::atol(arguments[2]), std::atol(arguments[3])});
+    const at::Tensor x = at::empty({std::atol(arguments[2]), std::atol(arguments[3])});
     std::ifstream input(arguments[4], std::ios::binary);
     if (!input.read(static_cast<char*>(x.data_ptr()), static_cast<std::streamsize>(x.nbytes()))) {
       std::fprintf(stderr, "%s has fewer bytes than the input\n", arguments[4]);

@@ -34,3 +34,23 @@ def cpu_objects() -> Path | None:
 def with_cpu_objects() -> list[str]:
     """Returns the CMake arguments that name the objects."""
     return [f"-DQFX_CPU_OBJECTS={cpu_objects() or ''}"]
+
+
+@functools.cache
+def programs_prefix() -> Path:
+    """Returns the folder in which the library of programs (csrc/c_api) is installed, with its
+    header and what find_package reads, after building it by itself. Raises RuntimeError with what
+    the compiler said."""
+    folder = BUILD / "programs"
+    with one_process(folder):
+        source = str(BUILD.parent / "csrc" / "c_api")
+        _run("cmake", "-S", source, "-B", str(folder), "-G", "Ninja", *with_cpu_objects())
+        _run("cmake", "--build", str(folder))
+        _run("cmake", "--install", str(folder), "--prefix", str(folder / "installed"))
+    return folder / "installed" / "qfx"
+
+
+def _run(*command: str) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, timeout=1800)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)}\n{done.stdout}{done.stderr}")

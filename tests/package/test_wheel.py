@@ -1,4 +1,4 @@
-"""The wheel: what is in it, on which systems it runs, and that a new user's program runs with it."""
+"""The wheel: its content, the systems that it runs on, and that a new program runs with it."""
 
 from __future__ import annotations
 

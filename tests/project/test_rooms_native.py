@@ -34,7 +34,7 @@ ROOMS = {
     ),
     "cpu/program": "shared cpu/core cpu/kernels/tables cpu/kernels cpu/gemm cpu/attention",
     "include/qfx": "",
-    "c_api": "shared cpu/core cpu/gemm cpu/program include/qfx",
+    "c_api": "shared cpu/core cpu/kernels cpu/gemm cpu/program include/qfx",
     "cuda/core": "torch shared",
     "cuda/rows": "shared cuda/core",
     "cuda/gemm": "shared cuda/core cuda/rows",
