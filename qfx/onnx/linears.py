@@ -43,7 +43,8 @@ def product(x: QuantizedRows, weight: PackedInitializer, weights: str) -> Value:
     sums = op.MatMul(codes.value, dequantized(weight, weights))
     sums = _plus_minimums(sums, codes, weight)
     if x.zero_point is not None:  # (q - z) w = q w - z (the sum of w)
-        of_columns = weight.constant(_sums_of_columns, (weight.layout.n,))
+        n, group = weight.layout.n, weight.layout.scale_group
+        of_columns = weight.constant(lambda w: _sums_of_columns(w, group), (n,))
         sums = op.Sub(sums, op.Mul(x.zero_point, of_columns))
     return op.Mul(sums, x.scale)
 
@@ -63,11 +64,10 @@ def _plus_minimums(y: Value, x: Rows, weight: PackedInitializer) -> Value:
     return op.Add(y, op.MatMul(sums, weight.constant(lambda w: w.minimum.t(), shape)))
 
 
-def _sums_of_columns(weight: Unpacked) -> Tensor:
-    """Returns sum_k w^ [N], rounded once. (Q14)"""
+def _sums_of_columns(weight: Unpacked, group: int) -> Tensor:
+    """Returns sum_k w^ [N], rounded once. `group`: the elements that share a scale, 0 for all.
+    (Q14)"""
     k = weight.codes.shape[1]
-    size = -(-k // weight.scale.shape[1])
-    scale, zero_point, minimum = (
-        t.double().repeat_interleave(size, 1)[:, :k] for t in weight[1:]
-    )
+    each = [t.double().repeat_interleave(group or k, 1)[:, :k] for t in weight[1:]]
+    scale, zero_point, minimum = each
     return ((weight.codes - zero_point) * scale + minimum).sum(1).float()

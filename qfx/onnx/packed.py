@@ -115,18 +115,16 @@ def dequantized_for_floats(weight: PackedInitializer) -> Value:
     The codes are [N, K], and there is a Transpose behind them. Without it ONNX Runtime (1.31) runs
     an integer matmul that does not know of groups, or one that quantizes float activations.
     """
-    n, k, size = weight.layout.n, weight.k, weight.layout.scale_group
+    n, k, shape = weight.layout.n, weight.k, (weight.layout.n, weight.scales)
     dtype = "INT4" if weight.layout.bits == 4 else "INT8"
-    shape = (n, weight.scales) if size else (n,)
     given = [
         weight.constant(lambda w: w.codes, (n, k), dtype),
-        weight.constant(lambda w: w.scale.reshape(shape), shape),
+        weight.constant(lambda w: w.scale, shape),
     ]
     if weight.layout.shift:
-        zero_point = weight.constant(lambda w: _coded(w.zero_point, "int8").reshape(shape), shape, dtype)
-        given.append(zero_point)
-    op, how = opset(), {"axis": 1, "block_size": size} if size else {"axis": 0}
-    return op.Transpose(op.DequantizeLinear(*given, **how), perm=[1, 0])
+        given.append(weight.constant(lambda w: _coded(w.zero_point, "int8"), shape, dtype))
+    op, size = opset(), weight.layout.scale_group or k
+    return op.Transpose(op.DequantizeLinear(*given, axis=1, block_size=size), perm=[1, 0])
 
 
 def _coded(codes: Tensor, dtype: str) -> Tensor:

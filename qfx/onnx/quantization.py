@@ -63,18 +63,18 @@ class QuantizedRows(NamedTuple):
     group: int = 0
 
     def floats(self) -> Rows:
-        """Returns x^. (Q5)"""
-        op, codes = opset(), as_floats(self.codes)
-        if not self.group:
-            return codes._replace(value=_times(codes.value, self.scale, self.zero_point))
-        one, count = ints(-1), -(-codes.k // self.group) * self.group
-        beside = [t if t is None else op.Unsqueeze(t, one) for t in (self.scale, self.zero_point)]
-        return codes.joined(_times(codes.blocks(self.group), *beside), count)
+        """Returns x^ of codes in groups. (Q5)
 
-
-def _times(codes: Value, scale: Value, zero_point: Value | None) -> Value:
-    op = opset()
-    return op.Mul(codes if zero_point is None else op.Sub(codes, zero_point), scale)
+        There is no DequantizeLinear: ONNX Runtime (1.31) would move it past the Reshapes and then
+        refuse its own graph.
+        """
+        op, one = opset(), ints(-1)
+        codes = self.codes._replace(value=as_float32(self.codes.value))
+        scale, count = op.Unsqueeze(self.scale, one), -(-codes.k // self.group) * self.group
+        blocks = codes.blocks(self.group)
+        if self.zero_point is not None:
+            blocks = op.Sub(blocks, op.Unsqueeze(self.zero_point, one))
+        return codes.joined(op.Mul(blocks, scale), count)
 
 
 def rotate(rows: Rows, factor: Value | None, rotation: int, back: bool = False) -> Rows:
@@ -132,10 +132,11 @@ def quantized(
     values = rows.blocks(how.group) if how.group else rows.value
     used, zero = _scales(values, how, len(rows.outer) + 1)
     steps = _steps(values, used, zero)
-    codes = _codes(steps if how.bits == 8 else _in_range(steps, how))
+    steps = steps if how.bits == 8 else _in_range(steps, how)
     if not how.group:
-        return QuantizedRows(rows._replace(value=codes), used, zero)
-    codes = rows.joined(codes, -(-rows.k // how.group) * how.group)
+        return QuantizedRows(rows._replace(value=_codes(steps)), used, zero)
+    whole = op.Cast(op.Round(steps), to=int(ir().DataType.INT8))
+    codes = rows.joined(whole, -(-rows.k // how.group) * how.group)
     beside = [t if t is None else op.Squeeze(t, ints(-1)) for t in (used, zero)]
     return QuantizedRows(codes, beside[0], beside[1], how.group)
 
