@@ -20,8 +20,7 @@ def windows(x: Value, kernel: Sizes, stride: Sizes, padding: Sizes, dilation: Si
     for tap in product(*map(range, kernel)):
         begin = [at * gap for at, gap in zip(tap, dilation, strict=True)]
         behind = [
-            gap * (size - 1) - at
-            for at, gap, size in zip(begin, dilation, kernel, strict=True)
+            gap * (size - 1) - at for at, gap, size in zip(begin, dilation, kernel, strict=True)
         ]
         end = [-n if n else 2**62 for n in behind]
         taps.append(op.Slice(padded, ints(*begin), ints(*end), ints(*axes), ints(*stride)))

@@ -25,8 +25,8 @@ _MIDDLE = 128  # between the codes of uint8 and int8
 
 
 class Unpacked(NamedTuple):
-    """The values of a weight: codes int8 [N, K], scale float32, zero_point int32 and minimum float32
-    [N, S]."""
+    """The values of a weight: codes int8 [N, K], scale float32, zero_point int32 and minimum
+    float32 [N, S]."""
 
     codes: Tensor
     scale: Tensor
@@ -103,7 +103,9 @@ def dequantized(weight: PackedInitializer, dtype: str) -> Value:
         weight.constant(lambda w: w.scale[:, 0], (n,)),
     ]
     if weight.has_zero_points or dtype == "uint8":
-        zero_point = weight.constant(lambda w: _coded(w.zero_point[:, 0], dtype), (n,), dtype.upper())
+        zero_point = weight.constant(
+            lambda w: _coded(w.zero_point[:, 0], dtype), (n,), dtype.upper()
+        )
         given.append(zero_point)
     return opset().DequantizeLinear(*given, axis=1)
 

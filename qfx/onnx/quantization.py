@@ -120,8 +120,8 @@ def quantized(
     zero_point: Value | None = None,
     factor: Value | None = None,
 ) -> QuantizedRows:
-    """Quantizes x [..., K]. `code`: the five numbers of a `Code`. `scale`, `zero_point`: static ones.
-    The codes of rows with a NaN or an infinity are not those of (Q4)."""
+    """Quantizes x [..., K]. `code`: the five numbers of a `Code`. `scale`, `zero_point`: static
+    ones. The codes of rows with a NaN or an infinity are not those of (Q4)."""
     op, how = opset(), Code(*code)
     rows = rotate(x, factor, how.rotation)
     if scale is not None:

@@ -31,7 +31,9 @@ def onnx_translation_table(weights: str = "uint8") -> dict[Any, Callable[..., An
     NotImplementedError for an operator without a translation.
     """
     if weights not in WEIGHTS:
-        raise ValueError(f"qfx.onnx_translation_table: weights is {weights!r}, not one of {WEIGHTS}")
+        raise ValueError(
+            f"qfx.onnx_translation_table: weights is {weights!r}, not one of {WEIGHTS}"
+        )
     opset()  # raises if onnxscript is missing
     translations = Translations(weights)
     return {

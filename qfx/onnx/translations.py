@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from qfx.onnx.convolutions import windows
 from qfx.onnx.linears import finished, float_product, product
@@ -19,8 +18,8 @@ _FOUND = "qfx"  # what is known of the codes that `quantize` wrote, in the value
 
 @dataclass(frozen=True)
 class Translations:
-    """The translations of the operators, each a method of the operator's name. `weights`: "uint8" or
-    "int8", the dtype of 8-bit codes of weights."""
+    """The translations of the operators, each a method of the operator's name. `weights`: "uint8"
+    or "int8", the dtype of 8-bit codes of weights."""
 
     weights: str
 
@@ -56,7 +55,8 @@ class Translations:
     def linear_ste(
         self, x, w, bias, x_step, w_step, codes, weight, layout, code, seed, out_dtype, factor=None
     ):
-        return self.linear(*codes, weight, layout, bias, "none", out_dtype)
+        q, scale, zero_point = codes
+        return self.linear(q, scale, zero_point, weight, layout, bias, "none", out_dtype)
 
     def linear_float(self, x, weight, layout, bias, activation, out_dtype):
         rows = Rows.of(x)

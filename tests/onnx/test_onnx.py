@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 import transformers
 from torch import Tensor, nn
 from torch.export import Dim
@@ -31,7 +30,9 @@ ROWS = torch.randn(3, 7, 200, generator=torch.Generator().manual_seed(0))
 ops = torch.ops.qfx
 
 
-def exported(model: nn.Module, inputs: tuple[Tensor, ...], dims: Any, weights: str = "uint8") -> Any:
+def exported(
+    model: nn.Module, inputs: tuple[Tensor, ...], dims: Any, weights: str = "uint8"
+) -> Any:
     with torch.no_grad():
         program = torch.export.export(model, inputs, dynamic_shapes=dims)
     table = qfx.onnx_translation_table(weights)
