@@ -40,8 +40,3 @@ def as_float32(x: Value) -> Value:
     """Returns x in float32, itself if it is."""
     types = ir().DataType
     return x if x.dtype == types.FLOAT else opset().Cast(x, to=int(types.FLOAT))
-
-
-def shape_of(x: Value) -> list[Any]:
-    """Returns the sizes of x. Those that are dynamic are no integers."""
-    return list(x.shape)

@@ -14,6 +14,8 @@ from torch.export import Dim
 import qfx
 from qfx.graph.activations import ACTIVATIONS
 from qfx.onnx import linears
+from qfx.onnx.translations import Translations
+from qfx.ops import REFERENCES
 from qfx.ops.code import Code, code_of
 from qfx.ops.quantize import code_range
 from qfx.ops.ste import weight_values
@@ -155,6 +157,8 @@ class Operators(nn.Module):
         found["codes"] = q.float()
         found["scale"], found["zero point"] = scale, zero.float()
         found["linear"] = ops.linear(q, scale, zero, self.packed, layout, None, "none", given[1])
+        copied = (q.clone(), scale, zero)
+        found["copied"] = ops.linear(*copied, self.packed, layout, None, "none", given[1])
         again = ops.linear_requantize(
             q, scale, zero, self.packed, layout, self.bias, "relu", self.fixed, None, code
         )
@@ -197,6 +201,12 @@ def test_operators(tmp_path: Path) -> None:
 
 def test_every_activation_has_a_translation() -> None:
     assert [*linears.ACTIVATIONS] == [*ACTIVATIONS]
+
+
+def test_translations_have_the_names_of_operators() -> None:
+    """The table takes them by name, and refuses the other operators."""
+    names = {name for name in vars(Translations) if not name.startswith("_")}
+    assert names - {*REFERENCES} == set() and len(names) == 10
 
 
 # --- whole models ---
