@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from qfx.graph.capture import trace
     from qfx.io.cmake import cmake_prefix_path
     from qfx.match.spellings import register_matmul
+    from qfx.onnx.table import onnx_translation_table
     from qfx.pipeline import rewrite
     from qfx.plan.plan import Plan
     from qfx.report.explain_model import explain
@@ -69,6 +70,7 @@ __all__ = [
     "kernels",
     "load",
     "nn",
+    "onnx_translation_table",
     "ops",
     "pin",
     "prepare_binary",
@@ -98,6 +100,7 @@ _LAZY = {
     "explain": ("report.explain_model", "explain"),
     "kernels": ("cost.kernels", "kernels"),
     "load": ("files.loading", "load"),
+    "onnx_translation_table": ("onnx.table", "onnx_translation_table"),
     "pin": ("calibration.pin_plan", "pin"),
     "register_matmul": ("match.spellings", "register_matmul"),
     "rewrite": ("pipeline", "rewrite"),

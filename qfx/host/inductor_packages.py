@@ -52,7 +52,23 @@ def _own() -> dict[Any, list[str]]:
 
     return {
         getattr(torch.ops.qfx, name).default: [
-            f"AOTITorchError aoti_torch_{device}_{name}({arguments})" for device in DEVICES
+            _declaration(f"aoti_torch_{device}_{name}", name, arguments) for device in DEVICES
         ]
         for name, arguments in ARGUMENTS.items()
     }
+
+
+def _declaration(function: str, name: str, arguments: str) -> str:
+    """Returns the declaration of a C function, behind a check that it is there. A package in a
+    process without qfx would otherwise not be loaded, for the lack of a symbol whose name does not
+    say where it comes from."""
+    given = ", ".join(each.split()[-1].lstrip("*") for each in arguments.split(","))
+    return f"""AOTITorchError {function}({arguments}) __attribute__((weak));
+static inline AOTITorchError qfx_{function}({arguments}) {{
+    if ({function} == nullptr) {{
+        throw std::runtime_error("the package calls qfx::{name}: import qfx before it is loaded");
+    }}
+    return {function}({given});
+}}
+#define {function} qfx_{function}
+static_assert(true)"""

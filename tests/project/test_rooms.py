@@ -26,6 +26,7 @@ ROOMS = (
     "match",
     "nn",
     "files",
+    "onnx",
     "hf",
     "vllm",
     "cost",
@@ -42,7 +43,7 @@ ROOMS = (
 )
 # Rooms that a user imports without compiling anything, and what they must do without.
 _HEAVY = {"plan", "cost", "report", "match", "rewriting", "pipeline"}
-LIGHT = {"nn": _HEAVY, "files": _HEAVY, "hf": _HEAVY, "vllm": _HEAVY}
+LIGHT = {"nn": _HEAVY, "files": _HEAVY, "onnx": _HEAVY, "hf": _HEAVY, "vllm": _HEAVY}
 
 
 @cache

@@ -1,0 +1,1 @@
+"""Translations of the operators to ONNX, for `torch.onnx.export`."""
