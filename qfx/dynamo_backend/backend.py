@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, fx
 
 from qfx.cost.device_models import current_costs
+from qfx.dynamo_backend.program_compiler import program_compiler
 from qfx.dynamo_backend.recompilation import forget, mark_repacked, reporter
 from qfx.graph.capture import clone, targets
 from qfx.graph.faults import is_fault
@@ -176,7 +177,8 @@ def _inner_compiler(config: Config, options: dict[str, Any], mode: str | None) -
     if config.inner == "aot_eager":
         return aot_eager()
     operators = [getattr(torch.ops.qfx, name) for name in FAKES]
-    return inductor(options, mode, operators, f"qfx-{own_digest()}")
+    found = inductor(options, mode, operators, f"qfx-{own_digest()}")
+    return program_compiler(found) if config.inner == "program" else found
 
 
 def _below_autograd(compiled: Compiled) -> Compiled:
