@@ -82,7 +82,8 @@ def qfx(
         return inner(copy, example_inputs)
     graph_inputs = drop_unused_inputs(copy, added)
     below = config.inner == "inductor" and not _switches_gradients(copy)
-    compiled = inner(copy, graph_examples(graph_inputs, example_inputs))
+    real = config.inner == "program"
+    compiled = inner(copy, graph_examples(graph_inputs, example_inputs, real))
     compiled = _below_autograd(compiled) if below else compiled
     offload_weight = _offloading() if config.release_weights else None
     return with_packed_weights(
@@ -177,8 +178,8 @@ def _inner_compiler(config: Config, options: dict[str, Any], mode: str | None) -
     if config.inner == "aot_eager":
         return aot_eager()
     operators = [getattr(torch.ops.qfx, name) for name in FAKES]
-    found = inductor(options, mode, operators, f"qfx-{own_digest()}")
-    return program_compiler(found) if config.inner == "program" else found
+    by_inductor = partial(inductor, options, mode, operators, f"qfx-{own_digest()}")
+    return program_compiler(by_inductor) if config.inner == "program" else by_inductor()
 
 
 def _below_autograd(compiled: Compiled) -> Compiled:

@@ -18,6 +18,8 @@ def aten_graph(gm: fx.GraphModule, inputs: Sequence[Any]) -> fx.GraphModule:
     norms and attention remain one operator each. Nothing is computed, and no gradient recorded.
     """
     mode = fake_mode_of(inputs) or FakeTensorMode(allow_non_fake_inputs=True)
-    fakes = [mode.from_tensor(x, static_shapes=True) if isinstance(x, Tensor) else x for x in inputs]
+    fakes = [
+        mode.from_tensor(x, static_shapes=True) if isinstance(x, Tensor) else x for x in inputs
+    ]
     with torch.no_grad(), mode:
         return make_fx(gm, pre_dispatch=True, tracing_mode="fake")(*fakes)

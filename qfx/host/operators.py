@@ -51,7 +51,9 @@ def overloads(target: Any) -> list[Any]:
 
 def overload_for(packet: Any, args: Any, kwargs: Any) -> Any:
     """Returns the operator of a packet that is called with these arguments."""
-    return getattr(packet, torch._C._jit_resolve_packet(str(packet).replace(".", "::"), *args, **kwargs))
+    return getattr(
+        packet, torch._C._jit_resolve_packet(str(packet).replace(".", "::"), *args, **kwargs)
+    )
 
 
 def schema(operator: Any) -> Any:
