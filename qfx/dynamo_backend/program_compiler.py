@@ -1,5 +1,5 @@
-"""The inner compiler "program": runs a rewritten graph as a program (qfx/programs), for fixed shapes
-and without gradients. Inductor takes the graphs that have no program.
+"""The inner compiler "program": runs a rewritten graph as a program (qfx/programs), for fixed
+shapes and without gradients. Inductor takes the graphs that have no program.
 
 A program holds the addresses of its weights. Layers with equal graphs call one compiled function,
 each with its own weights, and packed weights are replaced when the model's weights change, so a
