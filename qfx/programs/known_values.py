@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, fx
 
 from qfx.graph.capture import value
+from qfx.graph.writes import writes
 from qfx.host.operators import OpOverload
 from qfx.programs.bytecode import contiguous_strides
-from qfx.programs.emit import written
 
 aten = torch.ops.aten
 _MADE = (
@@ -28,7 +28,10 @@ _AND = (aten.__and__.Tensor, aten.bitwise_and.Tensor, aten.logical_and.default)
 
 
 def fold(gm: fx.GraphModule) -> None:
-    """Edits the graph. Parameters and buffers are not known: they may change."""
+    """Edits the graph, unless a node of it writes to a tensor, which might be a constant or a view
+    then. Parameters and buffers are not known: they may change."""
+    if any(writes(node) for node in gm.graph.nodes):
+        return
     known: dict[fx.Node, Tensor] = {}
     for node in list(gm.graph.nodes):
         found = _computed(node, known)
@@ -47,7 +50,7 @@ def fold(gm: fx.GraphModule) -> None:
 def _computed(node: fx.Node, known: dict[fx.Node, Tensor]) -> Tensor | None:
     """Returns the value of a node that depends on no input, parameter or buffer."""
     target, given = node.target, node.all_input_nodes
-    if not isinstance(target, OpOverload) or target.namespace != "aten" or written(node):
+    if not isinstance(target, OpOverload) or target.namespace != "aten":
         return None
     if not all(each in known for each in given) or not (given or target in _MADE):
         return None

@@ -685,6 +685,8 @@ TINY: dict[str, Any] = {
     "vocab_size": 8, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1,
     "num_attention_heads": 1,
 }  # fmt: skip
+
+
 def graphs_keep_whole_operators() -> None:
     gm = fx.symbolic_trace(nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8)))
     graph = aten_graphs.aten_graph(gm, [X])

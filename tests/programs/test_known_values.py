@@ -64,3 +64,17 @@ def test_a_buffer_may_change() -> None:
     runner = build(gm, (x,))
     gm.scale += 1
     assert torch.equal(runner(x)[0], gm(x))
+
+
+class Accumulated(nn.Module):
+    """Writes to what it made of numbers."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.zeros(3).add_(x)
+
+
+def test_memory_that_is_written_to_is_no_constant() -> None:
+    x = torch.randn(3)
+    runner = _built(Accumulated(), x)
+    for _ in range(2):
+        assert torch.equal(runner(x)[0], x)
