@@ -27,7 +27,8 @@ MEANINGS = {
     "precedence",
     "minimum_gain": "a matmul becomes int8 if its predicted float time is at least this many times "
     "the int8 time; `0` quantizes everything that [is suited to int8](limits.md#what-is-int8)",
-    "inner": f"compiler of the rewritten graph: {', '.join(f'`{name}`' for name in INNER)}",
+    "inner": f"compiler of the rewritten graph: {', '.join(f'`{name}`' for name in INNER)}; "
+    "[what `program` is for](serving.md#models-as-programs)",
     "backward": "how gradients are computed in training: "
     f"{' or '.join(f'`{name}`' for name in BACKWARD)}; int8 gradients are rounded stochastically",
     "recipe": "a `qfx.Recipe` of `qfx.calibrate` or `qfx.pin`, or its file: the matmuls that it "

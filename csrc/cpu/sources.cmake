@@ -10,6 +10,7 @@ set(QFX_CPU_SOURCES
   attention/cache_products.cpp
   attention/cache_rows.cpp
   attention/decode.cpp
+  attention/float_tiles.cpp
   attention/keys.cpp
   attention/mask.cpp
   attention/rows.cpp
@@ -62,11 +63,13 @@ set(QFX_CPU_SOURCES
   kernels/selfcheck_lowbit.cpp
   kernels/selfcheck_strips.cpp
   rnn/recurrence.cpp
+  program/attention.cpp
   program/caches.cpp
   program/experts.cpp
   program/float_linear.cpp
   program/floats.cpp
   program/linears.cpp
+  program/norms.cpp
   program/routing.cpp
   program/data_movement.cpp
   program/operand.cpp

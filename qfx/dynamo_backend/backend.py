@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, fx
 
 from qfx.cost.device_models import current_costs
+from qfx.dynamo_backend.program_compiler import program_compiler
 from qfx.dynamo_backend.recompilation import forget, mark_repacked, reporter
 from qfx.graph.capture import clone, targets
 from qfx.graph.faults import is_fault
@@ -81,7 +82,8 @@ def qfx(
         return inner(copy, example_inputs)
     graph_inputs = drop_unused_inputs(copy, added)
     below = config.inner == "inductor" and not _switches_gradients(copy)
-    compiled = inner(copy, graph_examples(graph_inputs, example_inputs))
+    real = config.inner == "program"
+    compiled = inner(copy, graph_examples(graph_inputs, example_inputs, real))
     compiled = _below_autograd(compiled) if below else compiled
     offload_weight = _offloading() if config.release_weights else None
     return with_packed_weights(
@@ -176,7 +178,8 @@ def _inner_compiler(config: Config, options: dict[str, Any], mode: str | None) -
     if config.inner == "aot_eager":
         return aot_eager()
     operators = [getattr(torch.ops.qfx, name) for name in FAKES]
-    return inductor(options, mode, operators, f"qfx-{own_digest()}")
+    by_inductor = partial(inductor, options, mode, operators, f"qfx-{own_digest()}")
+    return program_compiler(by_inductor) if config.inner == "program" else by_inductor()
 
 
 def _below_autograd(compiled: Compiled) -> Compiled:

@@ -17,6 +17,7 @@ __all__ = [
     "OpOverload",
     "OpOverloadPacket",
     "has_kernel",
+    "overload_for",
     "overloads",
     "schema",
 ]
@@ -46,6 +47,13 @@ def overloads(target: Any) -> list[Any]:
     if not isinstance(target, OpOverloadPacket):
         return []
     return [getattr(target, name) for name in target.overloads()]
+
+
+def overload_for(packet: Any, args: Any, kwargs: Any) -> Any:
+    """Returns the operator of a packet that is called with these arguments."""
+    return getattr(
+        packet, torch._C._jit_resolve_packet(str(packet).replace(".", "::"), *args, **kwargs)
+    )
 
 
 def schema(operator: Any) -> Any:

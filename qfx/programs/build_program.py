@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+import qfx.programs.attention
 import qfx.programs.caches
 import qfx.programs.data_movement
 import qfx.programs.experts
@@ -27,6 +28,7 @@ from qfx.programs.constant_index import slice_constant_indices
 from qfx.programs.emit import EMIT, Emitter, NodeStep, Outside, written
 from qfx.programs.executor import Part, Run, Runner, TorchCall
 from qfx.programs.inputs import View
+from qfx.programs.known_values import fold
 from qfx.programs.lookups import as_embeddings
 from qfx.programs.memory import Region, RegionKind, lay_out
 from qfx.programs.shapes import Shapes
@@ -73,6 +75,7 @@ def _without_checks(gm: fx.GraphModule) -> fx.GraphModule:
         elif not node.users and (guards or name in _CHECKS):
             copy.graph.erase_node(node)
     slice_constant_indices(copy)
+    fold(copy)
     as_embeddings(copy)
     copy.recompile()
     return copy

@@ -25,6 +25,7 @@ ELEMENTS = {
 OPERATIONS = (
     "copy", "unary", "binary", "mean", "sum", "embedding", "linear", "kv_write", "kv_attention",
     "where", "float_linear", "softmax", "top_k", "gather", "scatter", "experts",
+    "attention", "layer_norm",
 )  # fmt: skip
 UNARY = (
     "neg", "abs", "reciprocal", "sqrt", "rsqrt", "exp", "tanh", "sigmoid", "silu", "gelu",

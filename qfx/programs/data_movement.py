@@ -14,13 +14,13 @@ from qfx.programs.emit import EMIT, Emitter, Outside, argument
 
 aten = torch.ops.aten
 _WIDENED = (torch.int64, torch.bool, torch.uint8, torch.bfloat16, torch.float16)
-_TO_FLOAT = {(torch.float32, given) for given in _WIDENED}
+_CHANGED = {(torch.float32, given) for given in _WIDENED} | {(torch.bool, torch.int64)}
 CONVERSIONS = (aten.to.dtype, aten.to.device, aten.to.dtype_layout, TO_COPY)
 
 
 def _copy(e: Emitter, node: fx.Node) -> None:
     source, out = e.of(node.args[0], None), e.of(node, None)
-    if out.dtype != source.dtype and (out.dtype, source.dtype) not in _TO_FLOAT:
+    if out.dtype != source.dtype and (out.dtype, source.dtype) not in _CHANGED:
         raise Outside
     if out.sizes != source.sizes:
         out = out.viewed(source.sizes)

@@ -1,5 +1,6 @@
 """Emit: the instructions of one node. `EMIT` is the table of operators that programs support;
-`pointwise`, `data_movement`, `linears`, `experts`, `routing` and `caches` add rows to it.
+`pointwise`, `data_movement`, `linears`, `experts`, `routing`, `caches` and `attention` add rows to
+it.
 
 A function of the table takes an `Emitter` and the node and calls `emitter(name, ...)` for each
 instruction. It raises `Outside` for cases that it does not support; then PyTorch runs the node.

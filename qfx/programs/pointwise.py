@@ -99,17 +99,22 @@ def _rms_norm(e: Emitter, node: fx.Node) -> None:
     eps = argument(node, 3, "eps")
     _last_axis(shape)
     inverse = _inverse_size(e, x, torch.finfo(torch.float32).eps if eps is None else eps)
-    _scaled(e, node, x, inverse, argument(node, 2, "weight"), None)
+    out, weight = e.binary("mul", e.of(node), x, inverse), argument(node, 2, "weight")
+    if weight is not None:
+        e.binary("mul", out, out, e.of(weight))
 
 
 def _layer_norm(e: Emitter, node: fx.Node) -> None:
-    x, shape = e.whole(node.args[0]), node.args[1]
+    x, shape, out = e.whole(node.args[0]), node.args[1], e.of(node)
     _last_axis(shape)
-    mean = _mean_of(e, e.fresh((*x.sizes[:-1], 1)), x)
-    centered = e.binary("sub", e.fresh(x.sizes), x, mean)
-    inverse = _inverse_size(e, centered, argument(node, 4, "eps", 1e-5))
-    weight, bias = argument(node, 2, "weight"), argument(node, 3, "bias")
-    _scaled(e, node, centered, inverse, weight, bias)
+    parts: list[Any] = []
+    for place, name in ((2, "weight"), (3, "bias")):
+        given = argument(node, place, name)
+        parts += [0] if given is None else [1, e.whole(given)]
+    to = out if out.contiguous else e.fresh(out.sizes)
+    e("layer_norm", to, x, *parts, float(argument(node, 4, "eps", 1e-5)))
+    if to is not out:
+        e("copy", out, to)
 
 
 def _last_axis(shape: Any) -> None:
@@ -123,14 +128,6 @@ def _inverse_size(e: Emitter, x: Operand, eps: float) -> Operand:
     size = _mean_of(e, e.fresh((*x.sizes[:-1], 1)), squares)
     size = e.binary("add", size, size, e.of(float(eps)))
     return e.unary("rsqrt", size, size)
-
-
-def _scaled(e: Emitter, node: fx.Node, x: Operand, factor: Operand, w: Any, b: Any) -> None:
-    out = e.binary("mul", e.of(node), x, factor)
-    if w is not None:
-        e.binary("mul", out, out, e.of(w))
-    if b is not None:
-        e.binary("add", out, out, e.of(b))
 
 
 def _product(e: Emitter, node: fx.Node) -> None:

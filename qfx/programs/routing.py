@@ -97,8 +97,10 @@ def _top_k(e: Emitter, node: fx.Node) -> None:
 
 
 def _gather(e: Emitter, node: fx.Node) -> None:
-    x, indices = e.whole(node.args[0]), e.whole(node.args[2], torch.int64)
-    out = e.of(node)
+    out = e.of(node, None)
+    x, indices = e.whole(node.args[0], out.dtype), e.whole(node.args[2], torch.int64)
+    if out.dtype not in (torch.float32, torch.int64):
+        raise Outside
     if not _is_last(node.args[1], x) or x.sizes[:-1] != indices.sizes[:-1] or not out.contiguous:
         raise Outside
     e("gather", out, x, indices)

@@ -8,12 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from qfx.host.operators import OpOverloadPacket, overload_for
 from qfx.host.tensors import OF_VALUES, FakeMode, fake_mode, storage_key
 
 
 class Shapes(fx.Interpreter):
     """Runs a graph on fake tensors: `of[node]` is the value of each node for inputs of these
-    shapes. Views share the storage of their source."""
+    shapes. Views share the storage of their source. A node that calls any overload of an operator
+    is edited to call the one for its arguments."""
 
     def __init__(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> None:
         super().__init__(gm)
@@ -24,6 +26,9 @@ class Shapes(fx.Interpreter):
             self.run(*(_plain(value) for value in inputs))
 
     def run_node(self, node: fx.Node) -> Any:
+        if isinstance(node.target, OpOverloadPacket):
+            args, kwargs = self.fetch_args_kwargs_from_env(node)
+            node.target = overload_for(node.target, args, kwargs)
         try:
             result = super().run_node(node)
         except OF_VALUES as error:

@@ -29,7 +29,7 @@ PRESETS = {
     "w5": Scheme(x=None, w=replace(PACKED, bits=5)),
     "w4": Scheme(x=None, w=PACKED),
 }
-INNER = ("inductor", "aot_eager", "eager")
+INNER = ("inductor", "aot_eager", "eager", "program")
 
 
 @dataclass(frozen=True)

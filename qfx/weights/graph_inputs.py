@@ -80,10 +80,12 @@ class GraphInputs:
         return [i if isinstance(i, int) else -1 - before[i.source] - i.part for i in self.inputs]
 
 
-def example_inputs(graph_inputs: GraphInputs, examples: Sequence[Any]) -> list[Any]:
+def example_inputs(
+    graph_inputs: GraphInputs, examples: Sequence[Any], real: bool = False
+) -> list[Any]:
     """Returns example inputs of the rewritten graph, from `examples` of the original graph. Packed
-    weights are fake tensors if there is a fake mode."""
-    fake_mode = fake_mode_of(examples)
+    weights are fake tensors if there is a fake mode and they need not be `real`."""
+    fake_mode = None if real else fake_mode_of(examples)
     examples = with_examples(graph_inputs.folds, examples)
     packed = []
     for source in graph_inputs.sources:

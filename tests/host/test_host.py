@@ -26,6 +26,7 @@ from transformers.core_model_loading import Concatenate, Transpose, WeightConver
 import qfx.host
 from qfx.graph.capture import clone
 from qfx.host import (
+    aten_graphs,
     autograd,
     conversions,
     direct_calls,
@@ -693,7 +694,17 @@ TINY: dict[str, Any] = {
     "vocab_size": 8, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1,
     "num_attention_heads": 1,
 }  # fmt: skip
+
+
+def graphs_keep_whole_operators() -> None:
+    gm = fx.symbolic_trace(nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8)))
+    graph = aten_graphs.aten_graph(gm, [X])
+    called = {node.target for node in graph.graph.nodes if node.op == "call_function"}
+    assert called == {torch.ops.aten.linear.default, torch.ops.aten.layer_norm.default}
+
+
 CANARIES: dict[ModuleType, dict[Callable[[], None], str]] = {
+    aten_graphs: {graphs_keep_whole_operators: "the inner compiler 'program'"},
     frame: {
         frame_is_seen: "names of matmuls: skip, only, recipes and explain",
         running_modules_are_seen: "names of layers behind a graph break",

@@ -23,7 +23,7 @@ FLOAT = torch.float32
 Draw = st.DrawFn
 ops = torch.ops.qfx
 # These have their own tests: test_linears.py, test_several_linears.py, test_caches.py,
-# test_program_experts.py.
+# test_program_experts.py, test_program_attention.py.
 ELSEWHERE = {
     *(getattr(aten, name).Tensor for name in ("add_", "sub_", "mul_", "div_")),
     ops.linear_dynamic.default,
@@ -31,6 +31,8 @@ ELSEWHERE = {
     ops.kv_write.default,
     ops.kv_attention.default,
     ops.experts.default,
+    ops.int8_attention.default,
+    aten.scaled_dot_product_attention.default,
 }
 
 
@@ -291,6 +293,12 @@ def _converted(draw: Draw, target: Any, *arguments: Any, **named: Any) -> Case:
     return Case(lambda a: target(x.view(a), *arguments, **named), (x.base,))
 
 
+def _as_bool(draw: Draw) -> Case:
+    x = _operand(draw, _shape(draw), torch.int64)
+    base = torch.where(torch.rand(x.base.shape) < 0.5, 0, x.base)
+    return Case(lambda a: aten.to.dtype(x.view(a), torch.bool), (base,))
+
+
 def _reshape(target: Any, draw: Draw) -> Case:
     x, dtype = _operand(draw, _shape(draw, 1)), draw(DTYPES)
     arguments = (0, -1) if target is aten.flatten.using_ints else ([x.value.numel()],)
@@ -365,8 +373,9 @@ def _indices(draw: Draw, x: Operand) -> Tensor:
 def _gather(draw: Draw) -> Case:
     x = _rows(draw)
     axis = _last(draw, x)
+    base = x.base if draw(st.booleans()) else (x.base * 50).to(torch.int64)
     f = lambda a, i: aten.gather.default(x.view(a), axis, i)  # noqa: E731
-    return Case(f, (x.base, _indices(draw, x)))
+    return Case(f, (base, _indices(draw, x)))
 
 
 def _scatter(target: Any, draw: Draw) -> Case:
@@ -436,7 +445,11 @@ ROWS: dict[Any, Callable[[Draw], Case]] = {
     aten.contiguous.default: lambda draw: _typed(draw, aten.contiguous.default),
     aten.reshape.default: partial(_reshape, aten.reshape.default),
     aten.flatten.using_ints: partial(_reshape, aten.flatten.using_ints),
-    aten.to.dtype: lambda draw: _converted(draw, aten.to.dtype, FLOAT, False, True),
+    aten.to.dtype: lambda draw: (
+        _as_bool(draw)
+        if draw(st.booleans())
+        else _converted(draw, aten.to.dtype, FLOAT, False, True)
+    ),
     aten.to.device: lambda draw: _converted(draw, aten.to.device, CPU, FLOAT, False, True),
     aten.to.dtype_layout: lambda draw: _converted(
         draw, aten.to.dtype_layout, dtype=FLOAT, copy=True

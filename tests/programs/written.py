@@ -154,6 +154,26 @@ PROGRAMS: dict[str, Callable[[], Given]] = {
     "scatter": lambda: Given(
         say("scatter", floats(1, 3, 4), operand(2, (3, 2), I64), double(1.0)), [48, 48]
     ),
+    "attention": lambda: Given(
+        say(
+            "attention",
+            *(floats(1, 1, 2, 3, 8), floats(2, 1, 2, 3, 8), floats(3, 1, 1, 5, 8)),
+            *(floats(4, 1, 1, 5, 8), 0, double(0.3), 0, 1, floats(5, 1, 2, 3, 5)),
+        ),
+        [192, 192, 160, 160, 120],
+    ),
+    "layer_norm": lambda: Given(
+        say(
+            "layer_norm",
+            *(floats(n, 3, 4) for n in (1, 2)),
+            1,
+            floats(3, 4),
+            1,
+            floats(4, 4),
+            double(1e-5),
+        ),
+        [48, 48, 16, 16],
+    ),
     "experts": lambda: Given(
         say(
             "experts",

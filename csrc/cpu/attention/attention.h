@@ -46,6 +46,10 @@ void attend(const Kernels& kernels, const Attention& attention);
 // One of the heads of queries, in float.
 void attend_in_float(const Kernels& kernels, const Attention& attention, int64_t query);
 
+// All heads in float, for many queries: keys and values are laid out for tiles of six rows. (A10)
+// On several threads. q, k, v and the outputs are float32; rows of outputs are so many apart.
+void attend_in_float_tiles(const Kernels& kernels, const Attention& attention, int64_t out_stride);
+
 // The matrix of these sizes that lies there.
 inline FloatMatrix at(const FloatMatrix& sizes, const void* data) {
   FloatMatrix matrix = sizes;

@@ -17,6 +17,13 @@ struct BFloat16 {
   }
 };
 
+// A bool.
+struct Flag {
+  uint8_t value;
+
+  explicit Flag(int64_t x) : value(x != 0) {}
+};
+
 template <typename To, typename From>
 struct Copies final : Instruction {
   Loops<2> loops;
@@ -108,6 +115,9 @@ Made copy_of(Words& words) {
     return std::make_unique<Copies<int16_t, int16_t>>(operands);
   }
   if (to == Element::kByte && from == to) return std::make_unique<Copies<int8_t, int8_t>>(operands);
+  if (to == Element::kByte && from == Element::kLong) {
+    return std::make_unique<Copies<Flag, int64_t>>(operands);
+  }
   if (to == Element::kFloat && from == Element::kLong) {
     return std::make_unique<Copies<float, int64_t>>(operands);
   }

@@ -31,7 +31,7 @@ using Made = std::unique_ptr<const Instruction>;
 
 // The first word of each, in the order of OPERATIONS in qfx/programs/bytecode.py.
 enum class Operation : int64_t {
-  kCopy,         // out, x: floats of any element, or the same element
+  kCopy,         // out, x: floats of any element, the same element, or whether a long is not 0
   kUnary,        // which, out, x
   kBinary,       // which, out, a, b
   kMean,         // out [.., 1], x [.., n]
@@ -49,6 +49,9 @@ enum class Operation : int64_t {
   kScatter,      // out [.., n], indices [.., k], the value that is written there
   kExperts,      // out, x, experts and weights of slots, how rows are quantized for both products,
                  // what lies between them, the weights of both
+  kAttention,  // out [B, H, M, E], q [B, H, M, D], k [B, G, N, D], v [B, G, N, E], whether in int8,
+               // scale, whether causal, whether there is a mask, it [B, H, M, N]
+  kLayerNorm,  // out [.., n], x [.., n], whether there is a weight, it, the same of a bias, eps
   kCount
 };
 
@@ -69,5 +72,7 @@ Made top_k_of(Words& words);
 Made gather_of(Words& words);
 Made scatter_of(Words& words);
 Made experts_of(Words& words, char* const* slots);
+Made attention_of(Words& words);
+Made layer_norm_of(Words& words);
 
 }  // namespace qfx::cpu

@@ -53,6 +53,10 @@ Made instruction_of(Words& words, char* const* slots, const std::optional<Stream
       return scatter_of(words);
     case Operation::kExperts:
       return experts_of(words, slots);
+    case Operation::kAttention:
+      return attention_of(words);
+    case Operation::kLayerNorm:
+      return layer_norm_of(words);
     case Operation::kCount:
       break;
   }

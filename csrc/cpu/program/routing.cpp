@@ -84,6 +84,7 @@ int64_t checked_index(int64_t index, int64_t n) {
                           std::to_string(n) + " elements of a row");
 }
 
+template <typename T>
 struct Gather final : Instruction {
   Operand out, x, indices;
 
@@ -96,7 +97,7 @@ struct Gather final : Instruction {
     const int64_t n = x.size(-1), k = out.size(-1);
     for (int64_t i = 0; i < out.elements(); ++i) {
       const int64_t at = checked_index(indices.in<int64_t>(slots)[i], n);
-      out.in<float>(slots)[i] = x.in<float>(slots)[i / k * n + at];
+      out.in<T>(slots)[i] = x.in<T>(slots)[i / k * n + at];
     }
   }
 };
@@ -147,12 +148,14 @@ Made top_k_of(Words& words) {
 }
 
 Made gather_of(Words& words) {
-  const Operand out = words.written(words.matrix(Element::kFloat));
-  const Operand x = words.matrix(Element::kFloat), indices = words.matrix(Element::kLong);
+  const Operand out = words.written(words.matrix()), x = words.matrix(out.element);
+  const Operand indices = words.matrix(Element::kLong);
   expect_rows(out, x);
   expect_rows(out, indices);
   expect(out.size(-1) == indices.size(-1), "as many indices as elements");
-  return std::make_unique<Gather>(out, x, indices);
+  if (out.element == Element::kLong) return std::make_unique<Gather<int64_t>>(out, x, indices);
+  expect(out.element == Element::kFloat, "a gather of other elements");
+  return std::make_unique<Gather<float>>(out, x, indices);
 }
 
 Made scatter_of(Words& words) {
