@@ -66,8 +66,10 @@ def _why_none(gm: fx.GraphModule, inputs: Sequence[Any]) -> str | None:
         return "it serves different sizes"
     if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
         return "it records gradients"
-    if any(is_fake(x) or wraps_tensors(x) for x in tensors):
-        return "an input is no plain tensor"
+    if any(wraps_tensors(x) for x in tensors):
+        return "an input is a tensor of a subclass"
+    if any(is_fake(x) for x in tensors):
+        return "an input has no values yet, such as a weight with a folded batch norm"
     if devices := sorted({str(x.device) for x in tensors if x.device.type != "cpu"}):
         return f"it runs on {', '.join(devices)}"
     if any(mode in str(target) for target in targets(gm) for mode in _MODES):

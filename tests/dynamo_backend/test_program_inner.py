@@ -92,6 +92,15 @@ def test_a_linear_has_the_bits_of_the_operator(taken: list[Any]) -> None:
     assert len(taken) == 1
 
 
+def test_inference_mode(taken: list[Any]) -> None:
+    program, plain = _pair(Layer())
+    with torch.inference_mode():
+        assert _near(program(_x()), plain(_x()))
+    with torch.no_grad():
+        assert _near(program(_x()), plain(_x()))
+    assert all(runner.outside == [] for runner in taken)
+
+
 def test_a_new_shape_makes_a_new_program(taken: list[Any]) -> None:
     model = compiled(Layer().eval(), inner="program", dynamic=False)
     plain = compiled(Layer().eval(), inner="eager", dynamic=False)
@@ -181,6 +190,13 @@ REFUSED: dict[str, tuple[nn.Module, dict[str, Any], str]] = {
     "sizes": (Layer(), {"dynamic": True}, "it serves different sizes"),
     "writes": (Written(), {}, "it writes to its inputs"),
     "operators": (Spectrum(), {}, "PyTorch would run"),
+    "folded": (
+        nn.Sequential(
+            nn.Conv1d(TOKENS, 16, 3), nn.BatchNorm1d(16), nn.Flatten(), nn.Linear(992, 8)
+        ),
+        {},
+        "an input has no values yet",
+    ),
     "16 bits": (Layer().bfloat16(), {}, "PyTorch would run"),
 }
 

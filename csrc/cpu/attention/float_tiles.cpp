@@ -14,7 +14,7 @@ namespace qfx::cpu {
 namespace {
 
 constexpr int64_t kRowsOfTask = 8 * kMaxFloatRows;  // that a thread takes, with a head's panels
-constexpr int64_t kStepsPerProduct = 4;             // in parallel.h's unit
+constexpr double kStepsPerProduct = 4;              // in parallel.h's unit
 constexpr float kHidden = -std::numeric_limits<float>::infinity();
 
 constexpr std::array<float, kPanel> same(float value) {
@@ -146,8 +146,10 @@ class TileRows {
 void attend_in_float_tiles(const Kernels& kernels, const Attention& a, int64_t out_stride) {
   const int64_t blocks = (a.q.rows + kRowsOfTask - 1) / kRowsOfTask;
   const int64_t heads = static_cast<int64_t>(a.queries.size());
-  const int64_t products = heads * a.q.rows * a.k.rows * (a.k.columns + a.v.columns);
-  parallel(heads * blocks, kStepsPerProduct * products, [&](int64_t i, int64_t end) {
+  const double products = static_cast<double>(heads * a.q.rows) * static_cast<double>(a.k.rows) *
+                          static_cast<double>(a.k.columns + a.v.columns);
+  const auto work = static_cast<int64_t>(std::min(kStepsPerProduct * products, 1e12));
+  parallel(heads * blocks, work, [&](int64_t i, int64_t end) {
     thread_local HeadPanels panels;
     TileRows tiles(kernels, a, out_stride);
     for (int64_t packed = -1; i < end; ++i) {
