@@ -33,6 +33,10 @@ foreach(target qfx_programs qfx_computing)
 endforeach()
 target_compile_definitions(qfx_programs PRIVATE QFX_VERSION="${QFX_VERSION}")
 target_link_libraries(qfx_programs PRIVATE Threads::Threads)
+if(CMAKE_CXX_COMPILER_ID STREQUAL GNU)
+  # Conversions of halves that an older libgcc_s.so.1 does not have are taken from the archive.
+  target_link_libraries(qfx_programs PRIVATE -l:libgcc.a)
+endif()
 # Its functions alone are seen, and its threads need its code as long as the process lives.
 target_link_options(qfx_programs PRIVATE
                     LINKER:--version-script=${CMAKE_CURRENT_LIST_DIR}/exports.map LINKER:-z,nodelete)

@@ -1,12 +1,12 @@
 #include "c_api/tensor_file.h"
 
 #include <fcntl.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <filesystem>
 #include <utility>
 
 #include "c_api/json.h"
@@ -26,19 +26,19 @@ constexpr std::pair<const char*, int64_t> kTypes[] = {
 class File {
  public:
   explicit File(const std::string& path) : path_(path) {
-    struct stat about = {};
-    if (stat(path.c_str(), &about) != 0) fail();
-    check(about);  // before a pipe or a device is opened, which may wait
+    check();  // before a pipe or a device is opened
     number_ = open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC);
-    if (number_ < 0 || fstat(number_, &about) != 0) fail();
-    check(about);
-    size_ = about.st_size;
+    size_ = number_ < 0 ? -1 : lseek(number_, 0, SEEK_END);
+    if (size_ < 0 || lseek(number_, 0, SEEK_SET) != 0) {
+      const int why = errno;
+      if (number_ >= 0) close(number_);
+      errno = why;
+      fail();
+    }
   }
   File(const File&) = delete;
   File& operator=(const File&) = delete;
-  ~File() {
-    if (number_ >= 0) close(number_);
-  }
+  ~File() { close(number_); }
 
   int64_t size() const { return size_; }
 
@@ -58,9 +58,12 @@ class File {
     throw Unreadable(printable(path_) + ": " + std::strerror(errno));
   }
 
-  void check(const struct stat& about) const {
-    if (S_ISREG(about.st_mode)) return;
-    throw Unreadable(printable(path_) + " is " + (S_ISDIR(about.st_mode) ? "a folder" : "no file") +
+  void check() const {
+    const auto type = std::filesystem::status(path_).type();
+    if (type == std::filesystem::file_type::regular) return;
+    if (type == std::filesystem::file_type::not_found) errno = ENOENT, fail();
+    const bool folder = type == std::filesystem::file_type::directory;
+    throw Unreadable(printable(path_) + " is " + (folder ? "a folder" : "no file") +
                      ", expected a regular file");
   }
 

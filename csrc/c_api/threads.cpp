@@ -9,11 +9,10 @@
 #include <cstdlib>
 #include <cstring>
 #include <memory>
-#include <mutex>
 #include <stdexcept>
 #include <string>
-#include <system_error>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "cpu/core/parts.h"
@@ -42,14 +41,14 @@ class Pool {
  public:
   // False, and nothing has run, if another thread is using the pool.
   bool run(Job job) {
-    const std::unique_lock lock(turn_, std::try_to_lock);
-    if (!lock) return false;
+    if (in_use_.test_and_set(std::memory_order_acquire)) return false;
     job.parts = std::min(job.parts, grown_to(job.parts - 1) + 1);
     job_ = job;
     left_.store(job.parts - 1, std::memory_order_relaxed);
     for (int64_t i = 0; i + 1 < job.parts; ++i) workers_[i]->wake();
     job.run(0);
     cpu::wait_until([&] { return left_.load(std::memory_order_acquire) == 0; });
+    in_use_.clear(std::memory_order_release);
     return true;
   }
 
@@ -77,12 +76,13 @@ class Pool {
   // How many workers there are, after starting those that are missing.
   int64_t grown_to(int64_t count) {
     try {
+      workers_.reserve(static_cast<size_t>(std::max<int64_t>(count, 0)));
       for (auto i = static_cast<int64_t>(workers_.size()); i < count; ++i) {
-        workers_.push_back(std::make_unique<Worker>());
-        std::thread([this, i, own = workers_.back().get()] { work(*own, i + 1); }).detach();
+        auto made = std::make_unique<Worker>();
+        std::thread([this, i, own = made.get()] { work(*own, i + 1); }).detach();
+        workers_.push_back(std::move(made));
       }
-    } catch (const std::system_error&) {  // the system has no more threads: fewer do the work
-      workers_.pop_back();
+    } catch (const std::exception&) {  // the system has no more threads: fewer do the work
     }
     return static_cast<int64_t>(workers_.size());
   }
@@ -95,7 +95,7 @@ class Pool {
     }
   }
 
-  std::mutex turn_;
+  std::atomic_flag in_use_ = ATOMIC_FLAG_INIT;
   Job job_;
   std::vector<std::unique_ptr<Worker>> workers_;
   alignas(64) std::atomic<int64_t> left_ = 0;  // workers that have not finished
