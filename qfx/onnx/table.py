@@ -28,7 +28,7 @@ def onnx_translation_table(weights: str = "uint8") -> dict[Any, Callable[..., An
     on those without it, where sums of two products are cut off at 16 bits.
 
     Raises ImportError without onnxscript, and ValueError for other `weights`. The export raises
-    NotImplementedError for an operator without a translation.
+    `torch.onnx.OnnxExporterError` for an operator without a translation, and names it.
     """
     if weights not in WEIGHTS:
         raise ValueError(

@@ -5,9 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
-import transformers
 from torch import Tensor, nn
 from torch.export import Dim
 
@@ -19,48 +17,14 @@ from qfx.ops import REFERENCES
 from qfx.ops.code import Code, code_of
 from qfx.ops.quantize import code_range
 from qfx.ops.ste import weight_values
+from tests.lib.onnx_runtime import Session, exported
 from tests.nn.test_nn_linear import VARIED, made
 from tests.nn.test_nn_lowbit import made as made_packed
 from tests.nn.test_nn_lowbit import with_minimums
 
-WHY = "the extra `onnx` is not installed"
-onnx = pytest.importorskip("onnx", reason=WHY)
-onnxruntime = pytest.importorskip("onnxruntime", reason=WHY)
-pytest.importorskip("onnxscript", reason=WHY)
 ROUNDING = 2.0**-24  # of a float32 operation, relative
 ROWS = torch.randn(3, 7, 200, generator=torch.Generator().manual_seed(0))
 ops = torch.ops.qfx
-
-
-def exported(
-    model: nn.Module, inputs: Any, dims: Any, weights: str = "uint8", optimize: bool = True
-) -> Any:
-    with torch.no_grad():
-        program = torch.export.export(model, inputs, dynamic_shapes=dims)
-    table = qfx.onnx_translation_table(weights)
-    how = {"opset_version": 21, "optimize": optimize, "verbose": False}
-    return torch.onnx.export(program, custom_translation_table=table, **how)
-
-
-class Session:
-    """ONNX Runtime with the model of a file, on one thread of the CPU."""
-
-    def __init__(self, model: Any, path: Path) -> None:
-        model.save(path)
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = 1
-        options.log_severity_level = 3
-        options.optimized_model_filepath = str(path) + ".optimized"
-        self.running = onnxruntime.InferenceSession(
-            str(path), options, providers=["CPUExecutionProvider"]
-        )
-        nodes = onnx.load(options.optimized_model_filepath).graph.node
-        self.operators = [node.op_type for node in nodes]
-
-    def __call__(self, *inputs: Tensor) -> list[Tensor]:
-        names = [each.name for each in self.running.get_inputs()]
-        given = {name: x.numpy() for name, x in zip(names, inputs, strict=True)}
-        return [torch.from_numpy(y) for y in self.running.run(None, given)]
 
 
 # --- linears of every scheme ---
@@ -207,94 +171,3 @@ def test_translations_have_the_names_of_operators() -> None:
     """The table takes them by name, and refuses the other operators."""
     names = {name for name in vars(Translations) if not name.startswith("_")}
     assert names - {*REFERENCES} == set() and len(names) == 10
-
-
-# --- whole models ---
-
-
-class Bert(nn.Module):
-    """A BERT of one layer on tokens and a mask."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        config = transformers.BertConfig(
-            vocab_size=100, hidden_size=64, num_hidden_layers=1, num_attention_heads=4,
-            intermediate_size=128, max_position_embeddings=32,
-        )  # fmt: skip
-        self.bert = transformers.BertModel(config, add_pooling_layer=False)
-
-    def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
-        return self.bert(input_ids=ids, attention_mask=mask).last_hidden_state
-
-    @staticmethod
-    def inputs(rows: int, tokens: int) -> tuple[Tensor, ...]:
-        lengths = torch.randint(1, tokens + 1, (rows, 1))
-        return torch.randint(0, 100, (rows, tokens)), (torch.arange(tokens) < lengths).long()
-
-
-class Patches(nn.Module):
-    """A ViT of one layer, whose patches are a convolution, before a convolution of 3 x 3."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        config = transformers.ViTConfig(
-            hidden_size=64, num_hidden_layers=1, num_attention_heads=2, intermediate_size=128,
-            image_size=32, patch_size=8,
-        )  # fmt: skip
-        self.vit = transformers.ViTModel(config, add_pooling_layer=False)
-        self.conv = nn.Conv2d(64, 24, 3, padding=1, stride=2)
-
-    def forward(self, image: Tensor) -> Tensor:
-        tokens = self.vit(image).last_hidden_state[:, 1:]
-        return self.conv(tokens.transpose(1, 2).unflatten(2, (4, 4)))
-
-    @staticmethod
-    def inputs(rows: int) -> tuple[Tensor, ...]:
-        return (torch.randn(rows, 3, 32, 32),)
-
-
-MODELS = {
-    "bert": (Bert, [(2, 7), (1, 1), (3, 32)], ({0: Dim.DYNAMIC, 1: Dim.DYNAMIC},) * 2, 6),
-    "patches": (Patches, [(2,), (1,), (5,)], ({0: Dim.DYNAMIC},), 8),
-}
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_models_at_several_sizes(name: str, tmp_path: Path) -> None:
-    """The float operators of two libraries differ by some roundings, 2^-20 of the largest element.
-    So one code in 2^12 is at a tie and differs, by a step, whose square is 12 times that of the
-    error of int8, on average. Over 8 linears the difference is at most 1/4 of that error."""
-    make, sizes, dims, products = MODELS[name]
-    torch.manual_seed(0)
-    model = make().eval()
-    batches = [make.inputs(*size) for size in sizes]
-    with torch.no_grad():
-        floats = [model(*batch) for batch in batches]
-    qfx.quantize_(model, qfx.Config(embeddings="int8"))
-    session = Session(
-        exported(model, batches[0], dims, optimize=name == "bert"), tmp_path / "model.onnx"
-    )
-    assert session.operators.count("MatMulIntegerToFloat") == products
-    for batch, y_float in zip(batches, floats, strict=True):
-        with torch.no_grad():
-            y = model(*batch)
-        assert (session(*batch)[0] - y).norm() < (y - y_float).norm() / 4
-
-
-def test_int8_weights_and_what_is_stored(tmp_path: Path) -> None:
-    model = qfx.quantize_(nn.Sequential(nn.Linear(64, 256)), qfx.Config(scheme="w8a8-symmetric"))
-    found = exported(model, (torch.randn(2, 64),), None, "int8")
-    stored = {v.name: v.const_value for v in found.model.graph.initializers.values()}
-    assert sorted(t.dtype.name for t in stored.values() if t.size > 256) == ["INT8"]
-    found.save(tmp_path / "model.onnx")
-    assert (tmp_path / "model.onnx").stat().st_size < 64 * 256 * 2
-
-
-def test_what_is_refused() -> None:
-    with pytest.raises(ValueError, match="weights is 'int4', not one of"):
-        qfx.onnx_translation_table("int4")
-    model = qfx.quantize_(nn.Sequential(nn.LSTM(64, 16)).eval())
-    with pytest.raises(torch.onnx.OnnxExporterError) as refused:
-        exported(model, (torch.randn(5, 2, 64),), None)
-    why = "qfx::lstm has no translation to ONNX: name the modules that call it"
-    assert why in str(refused.value)
