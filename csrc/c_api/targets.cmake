@@ -14,13 +14,16 @@ else()
   set_target_properties(qfx_computing PROPERTIES POSITION_INDEPENDENT_CODE ON CXX_VISIBILITY_PRESET hidden)
   set(COMPUTING $<TARGET_OBJECTS:qfx_computing>)
 endif()
+set(C_API decoder decoder_file graph json limits model pages programs tensor_file threads)
+list(TRANSFORM C_API PREPEND ${CMAKE_CURRENT_LIST_DIR}/)
+list(TRANSFORM C_API APPEND .cpp)
 # BUILD_SHARED_LIBS=OFF makes it static.
 if(NOT DEFINED BUILD_SHARED_LIBS)
   set(KIND SHARED)
 endif()
-set(C_API decoder decoder_file graph json limits model pages programs tensor_file threads)
-list(TRANSFORM C_API PREPEND ${CMAKE_CURRENT_LIST_DIR}/)
-list(TRANSFORM C_API APPEND .cpp)
+if(KIND OR BUILD_SHARED_LIBS)  # a static library takes what its program does
+  list(APPEND C_API ${CMAKE_CURRENT_LIST_DIR}/../old_systems.cpp)
+endif()
 add_library(qfx_programs ${KIND} ${C_API} ${COMPUTING})
 set_target_properties(qfx_programs PROPERTIES POSITION_INDEPENDENT_CODE ON CXX_VISIBILITY_PRESET hidden
                       VISIBILITY_INLINES_HIDDEN ON SKIP_BUILD_RPATH ON INSTALL_RPATH ""

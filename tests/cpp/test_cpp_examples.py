@@ -14,7 +14,7 @@ from qfx.generate import load_programs, save_program, save_programs
 from tests.kernels.emulation import missing_to_build
 from tests.lib.builds import BUILD, one_process, programs_prefix
 from tests.lib.decoders import decoder, ids
-from tests.lib.encoders import encoder
+from tests.lib.encoders import bert, encoder
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "cpp"
 
@@ -59,6 +59,21 @@ def test_generate(
         [examples / "generate", tmp_path / "model", "1", "96"], capture_output=True, text=True
     )
     assert done.returncode == 1 and "token 96 is none of the 96" in done.stderr
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_bert(
+    examples: Path, threads: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With attention, of transformers' own code."""
+    monkeypatch.setenv("QFX_NUM_THREADS", str(threads))
+    runner, tokens = bert()
+    assert runner.outside == []
+    save_program(runner, tmp_path / "encoder")
+    (tmp_path / "input").write_bytes(tokens.numpy().tobytes())
+    run(examples / "encode", tmp_path / "encoder", tmp_path / "input", tmp_path / "result")
+    expected = b"".join(result.numpy().tobytes() for result in runner(tokens))
+    assert (tmp_path / "result").read_bytes() == expected
 
 
 @pytest.mark.parametrize("threads", [1, 2])

@@ -1,10 +1,11 @@
-"""A small encoder that programs run whole: embeddings, layer norms, int8 linears, and tokens that
-mix by a linear over positions."""
+"""Small encoders that programs run whole: one whose tokens mix by a linear over positions, and BERT
+of transformers."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from transformers import BertConfig, BertModel
 
 import qfx
 from qfx.programs import Runner, build
@@ -29,11 +30,24 @@ class Mixer(nn.Module):
         return x.mean(-1), x
 
 
+def bert(batch: int = 2, tokens: int = 24) -> tuple[Runner, Tensor]:
+    """The program of a small BERT, and token ids for it."""
+    torch.manual_seed(0)
+    config = BertConfig(
+        vocab_size=100, hidden_size=64, num_hidden_layers=2, num_attention_heads=4,
+        intermediate_size=128, max_position_embeddings=64, return_dict=False,
+    )  # fmt: skip
+    return _program(BertModel(config).eval(), torch.randint(0, 100, (batch, tokens)))
+
+
 def encoder(batch: int = 2, tokens: int = 64, features: int = 128) -> tuple[Runner, Tensor]:
     """The program of a small encoder, and token ids for it."""
     torch.manual_seed(0)
     model = Mixer(100, tokens, features, 2).eval()
-    ids = torch.randint(0, 100, (batch, tokens))
+    return _program(model, torch.randint(0, 100, (batch, tokens)))
+
+
+def _program(model: nn.Module, ids: Tensor) -> tuple[Runner, Tensor]:
     with torch.no_grad():
         gm, _ = qfx.rewrite(torch.export.export(model, (ids,)), qfx.Config(minimum_gain=0))
         return build(gm, [ids]), ids
