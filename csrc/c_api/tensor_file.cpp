@@ -1,12 +1,12 @@
 #include "c_api/tensor_file.h"
 
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <filesystem>
 #include <utility>
 
 #include "c_api/json.h"
@@ -59,10 +59,10 @@ class File {
   }
 
   void check() const {
-    const auto type = std::filesystem::status(path_).type();
-    if (type == std::filesystem::file_type::regular) return;
-    if (type == std::filesystem::file_type::not_found) errno = ENOENT, fail();
-    const bool folder = type == std::filesystem::file_type::directory;
+    struct statx about = {};  // glibc has it from 2.28 on, and stat under this name from 2.33 on
+    if (statx(AT_FDCWD, path_.c_str(), 0, STATX_TYPE, &about) != 0) fail();
+    if (S_ISREG(about.stx_mode)) return;
+    const bool folder = S_ISDIR(about.stx_mode);
     throw Unreadable(printable(path_) + " is " + (folder ? "a folder" : "no file") +
                      ", expected a regular file");
   }

@@ -27,6 +27,7 @@ set(QFX_CPU_SOURCES
   core/flush.cpp
   core/isa.cpp
   core/processor.cpp
+  core/thrown.cpp
   core/vendor.cpp
   gemm/float_product.cpp
   gemm/gemm.cpp

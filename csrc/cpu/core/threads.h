@@ -2,9 +2,9 @@
 // (api/threads.cpp), those of the library of programs (c_api/threads.cpp), or those of a test.
 #pragma once
 
-#include <atomic>
 #include <cstdint>
-#include <exception>
+
+#include "cpu/core/thrown.h"
 
 namespace qfx::cpu {
 
@@ -22,19 +22,18 @@ template <typename F>
 void parallel_for(int64_t count, int64_t grain, const F& f) {
   struct Call {
     const F& f;
-    std::exception_ptr thrown;
-    std::atomic_flag failed = ATOMIC_FLAG_INIT;
-  } call = {f, nullptr};
+    FirstThrown thrown;
+  } call = {f, {}};
   const auto part = [](void* context, int64_t begin, int64_t end) {
     Call& call = *static_cast<Call*>(context);
     try {
       call.f(begin, end);
     } catch (...) {
-      if (!call.failed.test_and_set()) call.thrown = std::current_exception();
+      call.thrown.keep();
     }
   };
   run_parallel(count, grain, part, &call);
-  if (call.thrown) std::rethrow_exception(call.thrown);
+  call.thrown.throw_again();
 }
 
 }  // namespace qfx::cpu
