@@ -188,7 +188,7 @@ def _parts(code: CodeType) -> Iterator[str]:
     yield code.co_code.hex()
     yield repr((code.co_name, code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars))
     yield repr((code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags))
-    yield code.co_exceptiontable.hex()
+    yield getattr(code, "co_exceptiontable", b"").hex()  # Python 3.10 has none
     for constant in code.co_consts:
         yield _constant(constant)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,9 @@ from qfx.host.modules import register_once
 from qfx.nn.hook_transfer import sizes
 from qfx.nn.scheme_tensor import KEY
 from qfx.nn.state_checks import Kind, State, check_bias, check_place
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 class Mismatched(NamedTuple):

@@ -74,13 +74,15 @@ def im2col_backward(
     taps = grad.unflatten(-1, (_taps(kernel), sizes[1]))
     for tap in range(_taps(kernel) if grad.numel() else 0):
         place = _place(tap, kernel)
-        cut = (
+        cut = [
             slice(at * gap, at * gap + step * (count - 1) + 1, step)
             for at, gap, step, count in zip(place, dilation, stride, outputs, strict=True)
-        )
-        dx[(slice(None), *cut)] += taps[..., tap, :]
-    inside = (slice(padding[2 * i], padding[2 * i] + n) for i, n in enumerate(sizes[2:]))
-    kept = dx[(slice(None), *inside)].movedim(-1, 1)
+        ]
+        index = (slice(None), *cut)
+        dx[index] += taps[..., tap, :]
+    inside = [slice(padding[2 * i], padding[2 * i] + n) for i, n in enumerate(sizes[2:])]
+    index = (slice(None), *inside)
+    kept = dx[index].movedim(-1, 1)
     return kept.clone(memory_format=torch.contiguous_format)
 
 

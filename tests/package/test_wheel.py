@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import zipfile
 from email.parser import Parser
@@ -14,7 +13,7 @@ import torch
 from elftools.elf.elffile import ELFFile
 from elftools.elf.gnuversions import GNUVerNeedSection
 
-from tests.package.wheel import ROOT, built, run, unpacked
+from tests.package.wheel import built, run, unpacked
 
 MOST_BYTES = 4_000_000
 # The newest of each that manylinux_2_28 allows.

@@ -7,12 +7,12 @@ import math
 from typing import Any, NamedTuple
 
 import pytest
-import qfx._C as _C
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+import qfx._C as _C
 from tests.conftest import on_isa, on_threads
 from tests.programs.traced import aten, built, same_bits
 
