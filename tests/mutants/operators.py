@@ -67,14 +67,14 @@ OPERATORS = (
     ),
     Mutant(
         "the wrapper takes a new storage for a dead one",
-        old="reader_.storage(weight).is(referent(stamp.storage));",
+        old="reader_.storage(weight).get() == referent(stamp.storage).get();",
         new="true;",
         tests=("test_a_storage_in_the_place_of_a_dead_one_is_another",),
     ),
     Mutant(
         "the wrapper does not look at the weights' memory",
-        old="if (stamp.sample.hash() != stamp.hash) return false;",
-        new="",
+        old="return stamp.sample.hash() == stamp.hash;",
+        new="return true;",
         tests=("test_a_merge_is_seen", "test_change_is_seen"),
     ),
 )

@@ -63,6 +63,7 @@ LOOKS: dict[str, tuple[Callable[[ast.AST], bool], dict[str, str]]] = {
             "programs.build_program": RUNS,
             "programs.inputs": RUNS,
             "programs.executor": RUNS,
+            "dynamo_backend.program_compiler": RUNS,
             "programs.serialization": RUNS,
             "files.tensor_file": BYTES,
             "weights.offload": BYTES,
