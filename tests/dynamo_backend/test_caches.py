@@ -23,7 +23,7 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch._inductor.utils import fresh_cache
 
 import qfx
-import qfx._C as _C
+from qfx.host.native_library import FACE, LIBRARY
 from qfx.io import digest as sources
 from tests.lib.damaged_package import check_refused
 from tests.lib.fresh_process import run_python
@@ -117,7 +117,9 @@ class Place:
         for package in ("old", "new"):
             kept = shutil.ignore_patterns("__pycache__", "*.so")
             shutil.copytree(source, root / package / "qfx", ignore=kept)
-            shutil.copy(_C.__file__, root / package / "qfx")
+            (root / package / "qfx" / "lib").mkdir(exist_ok=True)
+            for file in (FACE, LIBRARY):
+                shutil.copy(file, root / package / "qfx" / file.relative_to(FACE.parent))
         with (root / "new/qfx/ops/ste.py").open("a") as file:
             file.write(ANOTHER_FORMULA)
 
@@ -221,7 +223,7 @@ def test_the_plan_is_in_the_log_and_in_the_structured_trace(place: Place, first:
 # --- what is in the keys ---
 
 
-@pytest.mark.parametrize("changed", ["ops/ste.py", "values/scheme.py", Path(_C.__file__).name])
+@pytest.mark.parametrize("changed", ["ops/ste.py", "values/scheme.py", FACE.name, "lib/libqfx.so"])
 def test_the_digest_covers_sources_and_kernels(
     changed: str, place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -231,7 +233,8 @@ def test_the_digest_covers_sources_and_kernels(
         return sources.own_digest.__wrapped__()
 
     monkeypatch.setattr("qfx.io.digest.__file__", str(tmp_path / "qfx/io/digest.py"))
-    monkeypatch.setattr(_C, "__file__", str(tmp_path / "qfx" / Path(_C.__file__).name))
+    monkeypatch.setattr("qfx.io.digest.FACE", tmp_path / "qfx" / FACE.name)
+    monkeypatch.setattr("qfx.io.digest.LIBRARY", tmp_path / "qfx" / "lib" / LIBRARY.name)
     before = digest()
     assert before == digest()
     with (tmp_path / "qfx" / changed).open("ab") as file:
