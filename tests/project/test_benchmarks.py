@@ -305,7 +305,10 @@ def test_ordinals() -> None:
 def test_an_installed_peer_is_near_float(
     name: str, subject: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Or it says that it does not take the model."""
+    """Or it says that it does not take the model. Without VNNI the int8 sums of ONNX Runtime saturate
+    in 16 bits."""
+    saturates = "ONNX Runtime int8" in name and not {"avxvnni", "avx512vnni"} & {*_C.isas()}
+    most = 0.3 if saturates else 0.1
     if lacking := missing(PEERS[name].packages):
         pytest.skip(lacking)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -323,7 +326,7 @@ def test_an_installed_peer_is_near_float(
     assert pairs
     for e, f in pairs[:2]:
         least = 0 if "float32" in name else 1e-4  # else it would be float32 under another name
-        assert least * e.norm() <= (f.float() - e).norm() < 0.1 * e.norm()
+        assert least * e.norm() <= (f.float() - e).norm() < most * e.norm()
 
 
 def test_a_model_is_converted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
