@@ -305,8 +305,8 @@ def test_ordinals() -> None:
 def test_an_installed_peer_is_near_float(
     name: str, subject: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Or it says that it does not take the model. Without VNNI the int8 sums of ONNX Runtime saturate
-    in 16 bits."""
+    """Or it says that it does not take the model. Without VNNI the int8 sums of ONNX Runtime
+    saturate in 16 bits."""
     saturates = "ONNX Runtime int8" in name and not {"avxvnni", "avx512vnni"} & {*_C.isas()}
     most = 0.3 if saturates else 0.1
     if lacking := missing(PEERS[name].packages):
