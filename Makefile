@@ -21,10 +21,11 @@ CPP := $(shell find csrc tests/native tests/cuda benchmarks examples/cpp -name '
 demo: $(VENV)/.demo
 	$(BIN)/python examples/demo.py
 
-# A wheel for every Python from 3.10 on, with the tag of the oldest glibc it runs on, and an sdist.
+# An sdist, and of it a wheel for every Python from 3.10 on, without CUDA kernels, tagged with the
+# oldest glibc it runs on.
 wheel: $(VENV)/.built
 	rm -rf dist
-	$(WITH_TOOLS) $(BIN)/python -m build --no-isolation --outdir dist/any
+	$(WITH_TOOLS) $(BIN)/python -m build --no-isolation -C cmake.define.QFX_CUDA=OFF --outdir dist/any
 	$(WITH_TOOLS) $(BIN)/auditwheel repair -w dist $(AUDIT) dist/any/*.whl
 	mv dist/any/*.tar.gz dist && rm -r dist/any
 # what every user of qfx has, so that it is not in the wheel

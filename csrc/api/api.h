@@ -37,8 +37,7 @@ QfxStatus qfx_api_kernel_for(int64_t rows, int64_t bits, int64_t w_bits, QfxTake
 QfxStatus qfx_api_multiply(int64_t rounds, int64_t bits, int64_t w_bits, int64_t* products);
 QfxStatus qfx_api_activations(QfxTake take, void* to);         // name
 QfxStatus qfx_api_cuda_architectures(QfxTake take, void* to);  // name
-// layout: five numbers.
-QfxStatus qfx_api_cuda_packed_size(const int64_t* layout, int64_t k, int64_t* bytes);
+QfxStatus qfx_api_cuda_packed_size(const int64_t* layout, int64_t count, int64_t k, int64_t* bytes);
 void qfx_api_read_packed_again();
 QfxStatus qfx_api_guard_counts(QfxTake take, void* to);  // site; four counts
 QfxStatus qfx_api_take_guard_counts(const char* site, int64_t counts[4]);

@@ -137,8 +137,9 @@ QfxStatus qfx_api_cuda_architectures(QfxTake take, void* to) {
   return answer([&] { add_cuda_architectures(Rows(take, to)); });
 }
 
-QfxStatus qfx_api_cuda_packed_size(const int64_t* layout, int64_t k, int64_t* bytes) {
-  return answer([&] { *bytes = cuda_packed_size({layout, 5}, k); });
+QfxStatus qfx_api_cuda_packed_size(const int64_t* layout, int64_t count, int64_t k,
+                                   int64_t* bytes) {
+  return answer([&] { *bytes = cuda_packed_size({layout, static_cast<size_t>(count)}, k); });
 }
 
 void qfx_api_read_packed_again() { cpu::forget_whole(); }

@@ -8,6 +8,7 @@
 #include <exception>
 #include <memory>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -139,10 +140,26 @@ PyObject* entry(PyObject* self, PyObject* args, PyObject* names_and_values) {
   return result_of([&] { return function(self, args, names_and_values); });
 }
 
-// The C type of a function of Python's that takes names.
 template <auto function>
-constexpr PyCFunction named() {
-  return reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&entry<function>));
+PyObject* entry_without_arguments(PyObject* /*module*/, PyObject* /*nothing*/) {
+  return result_of([] { return function(); });
+}
+
+// The row of a table of functions or methods; its documentation begins with the signature.
+template <auto function>
+PyMethodDef method(const char* name, const char* doc) {
+  if constexpr (std::is_invocable_v<decltype(function)>) {
+    return {name, &entry_without_arguments<function>, METH_NOARGS, doc};
+  } else {
+    // C's type of a function says nothing of the names that METH_KEYWORDS brings.
+    auto* called = reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&entry<function>));
+    return {name, called, METH_VARARGS | METH_KEYWORDS, doc};
+  }
+}
+
+// Adds a table of functions, which a row of nulls ends.
+inline void add_functions(PyObject* module, PyMethodDef* functions) {
+  if (PyModule_AddFunctions(module, functions) != 0) throw Raised();
 }
 
 // What Python calls for a property: `get` returns an Object from self, or throws Raised.
@@ -193,9 +210,8 @@ void add_class(PyObject* module, const char* name, const char* doc,
       {Py_tp_dealloc, reinterpret_cast<void*>(&free_instance<T>)},
       {0, nullptr}};
   slots.insert(slots.end(), own.begin(), own.end());
-  const std::string whole = std::string("qfx._C.") + name;
-  static const std::string kept = whole;  // one for each T
-  PyType_Spec spec = {kept.c_str(), sizeof(Instance<T>), 0, Py_TPFLAGS_DEFAULT, slots.data()};
+  static const std::string whole = std::string("qfx._C.") + name;  // one for each T
+  PyType_Spec spec = {whole.c_str(), sizeof(Instance<T>), 0, Py_TPFLAGS_DEFAULT, slots.data()};
   Object type = Object::taken(PyType_FromSpec(&spec));
   if (PyModule_AddObject(module, name, type.get()) != 0) throw Raised();
   type.release();

@@ -52,7 +52,7 @@ PyObject* answered(PyObject* /*module*/, PyObject* const* arguments, Py_ssize_t 
 }
 
 template <Operator call>
-PyMethodDef method(const char* name, const char* doc) {
+PyMethodDef direct(const char* name, const char* doc) {
   auto* function = reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&answered<call>));
   return {name, function, METH_FASTCALL | METH_KEYWORDS, doc};
 }
@@ -61,17 +61,17 @@ PyMethodDef method(const char* name, const char* doc) {
 
 void add_generated_calls(PyObject* module) {
   static PyMethodDef methods[] = {
-      method<qfx_api_linears>(
+      direct<qfx_api_linears>(
           "linears",
           "qfx::linears, and qfx::linear_dynamic as one of them, as compiled graphs call them: "
           "addresses are taken from tensors unchecked. The outputs lie one after the other in "
           "`out`."),
-      method<qfx_api_convolution>(
+      direct<qfx_api_convolution>(
           "convolution",
           "qfx::conv_dynamic and qfx::conv_depthwise, as compiled graphs call them: addresses are "
           "taken from tensors unchecked."),
       {nullptr, nullptr, 0, nullptr}};
-  if (PyModule_AddFunctions(module, methods) != 0) throw Raised();
+  add_functions(module, methods);
 }
 
 }  // namespace qfx::python

@@ -5,13 +5,13 @@
 namespace qfx::python {
 namespace {
 
-Object isa(PyObject*, PyObject*, PyObject*) {
+Object isa() {
   const char* name = nullptr;
   check(qfx_api_isa(&name));
   return object_of(std::string(name));
 }
 
-Object isas(PyObject*, PyObject*, PyObject*) { return texts_of(rows_of(qfx_api_isas)); }
+Object isas() { return texts_of(rows_of(qfx_api_isas)); }
 
 Object set_isa(PyObject*, PyObject* args, PyObject* named) {
   const char* name = nullptr;
@@ -36,7 +36,7 @@ Object multiply(PyObject*, PyObject* args, PyObject* named) {
   return object_of(products);
 }
 
-Object kernels(PyObject*, PyObject*, PyObject*) {
+Object kernels() {
   std::vector<Object> rows;
   for (const ResultRow& row : rows_of(qfx_api_kernels)) {
     Object dict = Object::taken(PyDict_New());
@@ -50,26 +50,24 @@ Object kernels(PyObject*, PyObject*, PyObject*) {
   return list_of(std::move(rows));
 }
 
-Object cuda_architectures(PyObject*, PyObject*, PyObject*) {
-  return texts_of(rows_of(qfx_api_cuda_architectures));
-}
+Object cuda_architectures() { return texts_of(rows_of(qfx_api_cuda_architectures)); }
 
 Object cuda_packed_size(PyObject*, PyObject* args, PyObject* named) {
   PyObject* layout = nullptr;
   int64_t k = 0, bytes = 0;
   read_arguments(args, named, "OL:cuda_packed_size", {"layout", "k"}, &layout, &k);
-  std::vector<int64_t> numbers = integers_of(layout);
-  numbers.resize(5);
-  check(qfx_api_cuda_packed_size(numbers.data(), k, &bytes));
+  const std::vector<int64_t> numbers = integers_of(layout);
+  const auto count = static_cast<int64_t>(numbers.size());
+  check(qfx_api_cuda_packed_size(numbers.data(), count, k, &bytes));
   return object_of(bytes);
 }
 
-Object read_packed_again(PyObject*, PyObject*, PyObject*) {
+Object read_packed_again() {
   qfx_api_read_packed_again();
   return none();
 }
 
-Object guard_counts(PyObject*, PyObject*, PyObject*) {
+Object guard_counts() {
   Object dict = Object::taken(PyDict_New());
   for (const ResultRow& row : rows_of(qfx_api_guard_counts)) {
     set_item(dict, row.texts.at(0).c_str(), tuple_of(row.numbers));
@@ -86,41 +84,48 @@ Object take_guard_counts(PyObject*, PyObject* args, PyObject* named) {
 }
 
 PyMethodDef methods[] = {
-    {"isa", named<isa>(), METH_VARARGS | METH_KEYWORDS,
-     "isa()\n--\n\nThe instruction set the kernels run on."},
-    {"isas", named<isas>(), METH_VARARGS | METH_KEYWORDS,
-     "isas()\n--\n\nThe instruction sets of this machine, best first."},
-    {"set_isa", named<set_isa>(), METH_VARARGS | METH_KEYWORDS,
-     "set_isa(name)\n--\n\nRuns the kernels on another instruction set of this machine; ValueError "
-     "if it has none."},
-    {"kernel_for", named<kernel_for>(), METH_VARARGS | METH_KEYWORDS,
-     "kernel_for(rows, bits=8, w_bits=8)\n--\n\nName of the GEMM kernel that this many rows of "
-     "codes of these bits run on."},
-    {"multiply", named<multiply>(), METH_VARARGS | METH_KEYWORDS,
-     "multiply(rounds, bits=8, w_bits=8)\n--\n\nRuns the multiply instructions alone; returns how "
-     "many multiply-accumulates they made."},
-    {"kernels", named<kernels>(), METH_VARARGS | METH_KEYWORDS,
-     "kernels()\n--\n\nThe GEMM micro-kernels of this build: dicts of name, isa, mr, nr, "
-     "supported."},
-    {"cuda_architectures", named<cuda_architectures>(), METH_VARARGS | METH_KEYWORDS,
-     "cuda_architectures()\n--\n\nThe architectures of GPUs that this build has kernels for; none "
-     "without CUDA."},
-    {"cuda_packed_size", named<cuda_packed_size>(), METH_VARARGS | METH_KEYWORDS,
-     "cuda_packed_size(layout, k)\n--\n\nBytes of a packed weight of 8 bits on CUDA."},
-    {"read_packed_again", named<read_packed_again>(), METH_VARARGS | METH_KEYWORDS,
-     "read_packed_again()\n--\n\nHas every packed weight compared with its checksum at its next "
-     "use, as at its first."},
-    {"guard_counts", named<guard_counts>(), METH_VARARGS | METH_KEYWORDS,
-     "guard_counts()\n--\n\nBy site: calls, rows, calls with rows in float, rows in float, of "
-     "linear_guarded."},
-    {"take_guard_counts", named<take_guard_counts>(), METH_VARARGS | METH_KEYWORDS,
-     "take_guard_counts(site)\n--\n\nThe counts of one site, which then has none."},
+    method<isa>("isa", "isa()\n--\n\nThe instruction set the kernels run on."),
+    method<isas>("isas", "isas()\n--\n\nThe instruction sets of this machine, best first."),
+    method<set_isa>("set_isa",
+                    "set_isa(name)\n--\n\nRuns the kernels on another instruction set of this "
+                    "machine; ValueError "
+                    "if it has none."),
+    method<kernel_for>(
+        "kernel_for",
+        "kernel_for(rows, bits=8, w_bits=8)\n--\n\nName of the GEMM kernel that this many rows of "
+        "codes of these bits run on."),
+    method<multiply>("multiply",
+                     "multiply(rounds, bits=8, w_bits=8)\n--\n\nRuns the multiply instructions "
+                     "alone; returns how "
+                     "many multiply-accumulates they made."),
+    method<kernels>(
+        "kernels",
+        "kernels()\n--\n\nThe GEMM micro-kernels of this build: dicts of name, isa, mr, nr, "
+        "supported."),
+    method<cuda_architectures>("cuda_architectures",
+                               "cuda_architectures()\n--\n\nThe architectures of GPUs that this "
+                               "build has kernels for; none "
+                               "without CUDA."),
+    method<cuda_packed_size>(
+        "cuda_packed_size",
+        "cuda_packed_size(layout, k)\n--\n\nBytes of a packed weight of 8 bits on CUDA."),
+    method<read_packed_again>(
+        "read_packed_again",
+        "read_packed_again()\n--\n\nHas every packed weight compared with its checksum at its next "
+        "use, as at its first."),
+    method<guard_counts>(
+        "guard_counts",
+        "guard_counts()\n--\n\nBy site: calls, rows, calls with rows in float, rows in float, of "
+        "linear_guarded."),
+    method<take_guard_counts>(
+        "take_guard_counts",
+        "take_guard_counts(site)\n--\n\nThe counts of one site, which then has none."),
     {nullptr, nullptr, 0, nullptr}};
 
 }  // namespace
 
 void add_processor(PyObject* module) {
-  if (PyModule_AddFunctions(module, methods) != 0) throw Raised();
+  add_functions(module, methods);
   Object activations = texts_of(rows_of(qfx_api_activations));
   if (PyModule_AddObject(module, "activations", activations.get()) != 0) throw Raised();
   activations.release();

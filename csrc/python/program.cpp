@@ -39,13 +39,8 @@ int look_at_signals() {
 // run(given) with all addresses, or run(places, given) with some of them.
 Object run(PyObject* self, PyObject* args, PyObject* named) {
   PyObject *first = nullptr, *second = nullptr;
-  const bool by_name = named != nullptr && PyDict_Size(named) > 0;
-  if (by_name) {
-    read_arguments(args, named, "O|$O:run", {"given", "places"}, &second, &first);
-  } else {
-    read_arguments(args, named, "O|O:run", {"places", "given"}, &first, &second);
-    if (second == nullptr) std::swap(first, second);
-  }
+  read_arguments(args, named, "O|O:run", {"", ""}, &first, &second);
+  if (second == nullptr) std::swap(first, second);
   const std::vector<int64_t> given = integers_of(second);
   const std::vector<int64_t> places =
       first == nullptr ? std::vector<int64_t>() : integers_of(first);
@@ -86,14 +81,18 @@ Object weights(PyObject* self) {
 }
 
 PyMethodDef methods[] = {
-    {"run", named<run>(), METH_VARARGS | METH_KEYWORDS,
-     "Runs it with the addresses of the slots that had none, run(given), or with some of these, "
-     "run(places, given), by their places among them: the others are those of the run before, and "
-     "it is a ValueError where there was none. One run at a time."},
-    {"stream", named<stream>(), METH_VARARGS | METH_KEYWORDS,
-     "stream(hint, ahead=0, streams=1)\n--\n\nHow the weights of few rows pass by from now on, as "
-     "`tuning` names it; '' for what is set there. Changes no bit. ValueError for what is out of "
-     "bounds. Not during a run."},
+    method<run>(
+        "run",
+        "Runs it with the addresses of the slots that had none, run(given), or with some of these, "
+        "run(places, given), by their places among them: the others are those of the run before, "
+        "and "
+        "it is a ValueError where there was none. One run at a time."),
+    method<stream>("stream",
+                   "stream(hint, ahead=0, streams=1)\n--\n\nHow the weights of few rows pass by "
+                   "from now on, as "
+                   "`tuning` names it; '' for what is set there. Changes no bit. ValueError for "
+                   "what is out of "
+                   "bounds. Not during a run."),
     {nullptr, nullptr, 0, nullptr}};
 
 PyGetSetDef properties[] = {

@@ -64,31 +64,35 @@ Object k_parts(PyObject*, PyObject* args, PyObject* named) {
 }
 
 PyMethodDef methods[] = {
-    {"share_of_cores", named<share_of_cores>(), METH_VARARGS | METH_KEYWORDS,
-     "share_of_cores(seconds)\n--\n\nThe part of its core that each of torch's threads gets if all "
-     "work for so long; 1 where nothing else runs."},
-    {"attention_shares", named<attention_shares>(), METH_VARARGS | METH_KEYWORDS,
-     "attention_shares(heads, rows, keys, causal, threads)\n--\n\nWhere each thread's rows of an "
-     "int8 attention begin, counted through all heads, and end."},
-    {"whole_products", named<whole_products>(), METH_VARARGS | METH_KEYWORDS,
-     "whole_products(batch, work, threads)\n--\n\nHow many of a batch of products, of so many "
-     "steps "
-     "each, run whole on a thread; all threads share the rest."},
-    {"product_shares", named<product_shares>(), METH_VARARGS | METH_KEYWORDS,
-     "product_shares(products, rows, panels, tallest, block_rows, threads)\n--\n\nThe tasks of "
-     "each "
-     "thread of so many products of rows and panels of 32 columns, in tiles of at most `tallest` "
-     "rows: product, first row, end, first panel, end."},
-    {"k_parts", named<k_parts>(), METH_VARARGS | METH_KEYWORDS,
-     "k_parts(rows, panels, tallest, block_rows, k, threads)\n--\n\nIn how many parts K is cut "
-     "where "
-     "one product has fewer panels than keep all threads at work; 1 where it is not."},
+    method<share_of_cores>("share_of_cores",
+                           "share_of_cores(seconds)\n--\n\nThe part of its core that each of "
+                           "torch's threads gets if all "
+                           "work for so long; 1 where nothing else runs."),
+    method<attention_shares>("attention_shares",
+                             "attention_shares(heads, rows, keys, causal, threads)\n--\n\nWhere "
+                             "each thread's rows of an "
+                             "int8 attention begin, counted through all heads, and end."),
+    method<whole_products>(
+        "whole_products",
+        "whole_products(batch, work, threads)\n--\n\nHow many of a batch of products, of so many "
+        "steps "
+        "each, run whole on a thread; all threads share the rest."),
+    method<product_shares>(
+        "product_shares",
+        "product_shares(products, rows, panels, tallest, block_rows, threads)\n--\n\nThe tasks of "
+        "each "
+        "thread of so many products of rows and panels of 32 columns, in tiles of at most "
+        "`tallest` "
+        "rows: product, first row, end, first panel, end."),
+    method<k_parts>(
+        "k_parts",
+        "k_parts(rows, panels, tallest, block_rows, k, threads)\n--\n\nIn how many parts K is cut "
+        "where "
+        "one product has fewer panels than keep all threads at work; 1 where it is not."),
     {nullptr, nullptr, 0, nullptr}};
 
 }  // namespace
 
-void add_shares(PyObject* module) {
-  if (PyModule_AddFunctions(module, methods) != 0) throw Raised();
-}
+void add_shares(PyObject* module) { add_functions(module, methods); }
 
 }  // namespace qfx::python

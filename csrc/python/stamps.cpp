@@ -205,26 +205,30 @@ Object sample_size(PyObject*, PyObject* args, PyObject* named) {
 }
 
 PyMethodDef functions[] = {
-    {"content", named<content>(), METH_VARARGS | METH_KEYWORDS,
-     "content(tensor)\n--\n\nA hash of all values of a contiguous tensor on the CPU; None for "
-     "other tensors."},
-    {"sample_size", named<sample_size>(), METH_VARARGS | METH_KEYWORDS,
-     "sample_size(tensor)\n--\n\nHow many elements of the tensor a Snapshot looks at."},
+    method<content>(
+        "content",
+        "content(tensor)\n--\n\nA hash of all values of a contiguous tensor on the CPU; None for "
+        "other tensors."),
+    method<sample_size>(
+        "sample_size",
+        "sample_size(tensor)\n--\n\nHow many elements of the tensor a Snapshot looks at."),
     {nullptr, nullptr, 0, nullptr}};
 
 PyMethodDef methods[] = {
-    {"same_tensors", named<same_tensors>(), METH_VARARGS | METH_KEYWORDS,
-     "same_tensors(arguments)\n--\n\nWhether these are the same tensors, with the same storages, "
-     "addresses and versions."},
-    {"unchanged", named<unchanged>(), METH_VARARGS | METH_KEYWORDS,
-     "unchanged(arguments)\n--\n\nWhether, beyond that, their memory is the same at the places "
-     "that are looked at."},
+    method<same_tensors>("same_tensors",
+                         "same_tensors(arguments)\n--\n\nWhether these are the same tensors, with "
+                         "the same storages, "
+                         "addresses and versions."),
+    method<unchanged>(
+        "unchanged",
+        "unchanged(arguments)\n--\n\nWhether, beyond that, their memory is the same at the places "
+        "that are looked at."),
     {nullptr, nullptr, 0, nullptr}};
 
 }  // namespace
 
 void add_stamps(PyObject* module) {
-  if (PyModule_AddFunctions(module, functions) != 0) throw Raised();
+  add_functions(module, functions);
   add_class<Snapshot, make_snapshot>(module, "Snapshot",
                                      "The state of arguments[p], p in positions: tensors.",
                                      {{Py_tp_methods, methods}});

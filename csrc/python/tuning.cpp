@@ -147,38 +147,47 @@ Object seconds(PyObject* self, PyObject* args, PyObject* named) {
 }
 
 PyMethodDef functions[] = {
-    {"tuning", named<tuning>(), METH_VARARGS | METH_KEYWORDS,
-     "tuning(isa)\n--\n\nThe parameters in use of an instruction set's formats: format -> "
-     "parameter "
-     "-> value."},
-    {"default_tuning", named<default_tuning>(), METH_VARARGS | METH_KEYWORDS,
-     "default_tuning(isa)\n--\n\nThose in use on this family of processors where none were set."},
-    {"set_tuning", named<set_tuning>(), METH_VARARGS | METH_KEYWORDS,
-     "set_tuning(isa, tuning)\n--\n\nSets some parameters of some formats, given as `tuning` "
-     "returns "
-     "them. ValueError for a name that is none and a value out of bounds; then nothing is set. amx "
-     "shares the format s8s8 of avx512vnni."},
-    {"check_tuning", named<check_tuning>(), METH_VARARGS | METH_KEYWORDS,
-     "check_tuning(isa, tuning)\n--\n\nRaises ValueError or TypeError where set_tuning would, and "
-     "sets nothing."},
-    {"choices", named<choices>(), METH_VARARGS | METH_KEYWORDS,
-     "choices(isa)\n--\n\nWhat there is to choose for each format of an instruction set: dicts of "
-     "name, few_rows and pair_rows (the most rows for which `hint` and `streams` count), below ('' "
-     "for none)."},
+    method<tuning>(
+        "tuning",
+        "tuning(isa)\n--\n\nThe parameters in use of an instruction set's formats: format -> "
+        "parameter "
+        "-> value."),
+    method<default_tuning>("default_tuning",
+                           "default_tuning(isa)\n--\n\nThose in use on this family of processors "
+                           "where none were set."),
+    method<set_tuning>(
+        "set_tuning",
+        "set_tuning(isa, tuning)\n--\n\nSets some parameters of some formats, given as `tuning` "
+        "returns "
+        "them. ValueError for a name that is none and a value out of bounds; then nothing is set. "
+        "amx "
+        "shares the format s8s8 of avx512vnni."),
+    method<check_tuning>("check_tuning",
+                         "check_tuning(isa, tuning)\n--\n\nRaises ValueError or TypeError where "
+                         "set_tuning would, and "
+                         "sets nothing."),
+    method<choices>("choices",
+                    "choices(isa)\n--\n\nWhat there is to choose for each format of an instruction "
+                    "set: dicts of "
+                    "name, few_rows and pair_rows (the most rows for which `hint` and `streams` "
+                    "count), below ('' "
+                    "for none)."),
     {nullptr, nullptr, 0, nullptr}};
 
 PyMethodDef methods[] = {
-    {"seconds", named<seconds>(), METH_VARARGS | METH_KEYWORDS,
-     "seconds(isa, format, parameters, rows, calls)\n--\n\nSeconds of one product on a format, "
-     "with "
-     "some parameters other than those in use. calls=0: its weight, the next in turn, comes from "
-     "memory; else the mean of so many calls."},
+    method<seconds>(
+        "seconds",
+        "seconds(isa, format, parameters, rows, calls)\n--\n\nSeconds of one product on a format, "
+        "with "
+        "some parameters other than those in use. calls=0: its weight, the next in turn, comes "
+        "from "
+        "memory; else the mean of so many calls."),
     {nullptr, nullptr, 0, nullptr}};
 
 }  // namespace
 
 void add_tuning(PyObject* module) {
-  if (PyModule_AddFunctions(module, functions) != 0) throw Raised();
+  add_functions(module, functions);
   add_class<Timed, make_timed>(
       module, "TimedProduct",
       "Products of codes [rows, k] and one of several weights [n, k], to be timed.",

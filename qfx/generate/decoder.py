@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ from qfx.programs import Runner
 from qfx.programs.inputs import Bound
 from qfx.programs.serialization import restored
 
+T = TypeVar("T")
 KEY = "qfx_programs"  # the key in the metadata of the file
 
 
@@ -35,24 +36,24 @@ def load_programs(path: str | Path, *, max_memory: int | None = None) -> Decoder
     write, and for one whose steps need more memory or more operations than the sizes of its weights
     and cache account for; OSError if the file cannot be read.
     """
-    description, tensors = described_in(Path(path))
+    return read_programs(path, lambda about, tensors: Decoder(about, tensors, max_memory))
+
+
+def read_programs(path: str | Path, make: Callable[[Any, dict[str, Tensor]], T]) -> T:
+    """Returns what `make` makes of the description and the tensors of a file of programs. Raises
+    UserError for any other file and for what `make` refuses, and OSError."""
+    safetensors()
+    table = table_of(Path(path))
+    if KEY not in table.metadata:
+        raise UserError(f"{path} holds no programs: save_programs writes them")
+    description = parsed(table.metadata[KEY], f"{path} holds no programs")
     _C.read_packed_again()  # the weights may be at the address of others that were freed
     try:
-        return Decoder(description, tensors, max_memory)
+        return make(description, tensors_together(table))
     except UserError as why:
         raise UserError(f"{path} holds programs that are refused: {why}") from None
     except (LookupError, TypeError, AttributeError, ValueError) as why:
         raise UserError(f"{path} does not say what its programs are: {why!r}") from None
-
-
-def described_in(path: Path) -> tuple[Any, dict[str, Tensor]]:
-    """Reads the description and the tensors of a file of programs. Raises UserError for any other
-    file, and OSError."""
-    safetensors()
-    table = table_of(path)
-    if KEY not in table.metadata:
-        raise UserError(f"{path} holds no programs: save_programs writes them")
-    return parsed(table.metadata[KEY], f"{path} holds no programs"), tensors_together(table)
 
 
 class Decoder:

@@ -10,9 +10,8 @@ from typing import Any
 
 from torch import Tensor
 
-import qfx._C as _C
 from qfx.files.tensor_file import safetensors, write_tensors
-from qfx.generate.decoder import KEY, described_in
+from qfx.generate.decoder import KEY, read_programs
 from qfx.generate.program_file import (
     FORMAT,
     Held,
@@ -61,14 +60,7 @@ def load_program(path: str | Path, *, max_memory: int | None = None) -> Runner:
     not write, and for one that needs more memory or operations than its sizes account for; OSError
     if the file cannot be read.
     """
-    description, tensors = described_in(Path(path))
-    _C.read_packed_again()  # the weights may be at the address of others that were freed
-    try:
-        return graph_runner(description, tensors, max_memory)
-    except UserError as why:
-        raise UserError(f"{path} holds a program that is refused: {why}") from None
-    except (LookupError, TypeError, AttributeError, ValueError) as why:
-        raise UserError(f"{path} does not say what its program is: {why!r}") from None
+    return read_programs(path, lambda about, tensors: graph_runner(about, tensors, max_memory))
 
 
 def graph_runner(
