@@ -22,10 +22,17 @@ demo: $(VENV)/.demo
 	$(BIN)/python examples/demo.py
 
 # An sdist, and of it a wheel for every Python from 3.10 on, without CUDA kernels, tagged with the
-# oldest glibc it runs on.
+# oldest glibc it runs on. `make wheel ARCH=aarch64`: one for that processor, by a cross compiler
+# such as that of Debian's g++-aarch64-linux-gnu.
+HERE := $(shell uname -m)
+ARCH := $(HERE)
+ifneq ($(ARCH),$(HERE))
+CROSS = CXX=$(ARCH)-linux-gnu-g++ _PYTHON_HOST_PLATFORM=linux-$(ARCH)
+FOR_ARCH = -C cmake.define.CMAKE_SYSTEM_NAME=Linux -C cmake.define.CMAKE_SYSTEM_PROCESSOR=$(ARCH)
+endif
 wheel: $(VENV)/.built
 	rm -rf dist
-	$(WITH_TOOLS) $(BIN)/python -m build --no-isolation -C cmake.define.QFX_CUDA=OFF --outdir dist/any
+	$(WITH_TOOLS) $(CROSS) $(BIN)/python -m build --no-isolation -C cmake.define.QFX_CUDA=OFF $(FOR_ARCH) --outdir dist/any
 	$(WITH_TOOLS) $(BIN)/auditwheel repair -w dist $(AUDIT) dist/any/*.whl
 	mv dist/any/*.tar.gz dist && rm -r dist/any
 # what every user of qfx has, so that it is not in the wheel
@@ -108,9 +115,10 @@ $(VENV)/.tools: $(VENV)/.torch
 	$(PIP) install -q -c constraints.txt scikit-build-core cmake ninja
 	touch $@
 
-# For the demo alone: without linters, and what tests need.
+# For the demo alone: without linters, and what tests need. `make demo WHEEL=dist/...whl` compiles
+# nothing.
 $(VENV)/.demo: $(VENV)/.tools $(NATIVE)
-	$(WITH_TOOLS) $(PIP) install -q --no-build-isolation -c constraints.txt -e '.[demo]'
+	$(WITH_TOOLS) $(PIP) install -q --no-build-isolation -c constraints.txt $(if $(WHEEL),'$(WHEEL)[demo]',-e '.[demo]')
 	touch $@
 
 $(VENV)/.built: $(VENV)/.tools $(NATIVE)

@@ -1,7 +1,8 @@
 """The cost of starting: CPU seconds of compiling BERT-base and calling it once.
 
 Each sample is a fresh process with an empty Inductor cache. qfx is measured without and with its
-cost table on disk, which one process measures for all later ones.
+cost table on disk, which one process measures for all later ones, and with programs in the place of
+Inductor.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import time
 from argparse import Namespace
 from collections.abc import Callable, Iterator
+from functools import partial
 from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -23,10 +25,12 @@ from benchmarks.subjects import TABLE
 
 MODEL = "bert-1x128"
 FLOAT, COLD, KEPT = "float32 Inductor", "qfx, no cost table", "qfx, cost table kept"
+PROGRAM = "qfx, inner=program, cost table kept"
 BACKENDS: dict[str, str | Callable[..., Any]] = {
     FLOAT: "inductor",
     COLD: qfx.backend,
-    KEPT: qfx.backend,  # after COLD, whose table it finds
+    KEPT: qfx.backend,  # after COLD, whose table it finds, as the next does
+    PROGRAM: partial(qfx.backend, options={"inner": "program"}),
 }
 Sample = dict[str, float]
 

@@ -61,10 +61,12 @@ def ways() -> dict[str, Way]:
     """Returns the ways: qfx on the best instruction set of this machine, on AVX2 if that is
     another, and the peers."""
     best, *others = _C.isas()
+    program = partial(qfx.backend, options={"inner": "program"})
     own = {
         BASELINE: Way(eager),
         "float32 Inductor": Way(partial(compiled, "inductor")),
         "qfx": Way(partial(compiled, qfx.backend), best),
+        "qfx program": Way(partial(compiled, program), best),
         "qfx exported": Way(exported, best),
     }
     if "avx2" in others:

@@ -17,7 +17,8 @@ Template = str | Sequence[str]
 EXACT_DB = 100.0  # above it, a difference is that of two orders of float32 sums
 CLOSE = 0.2  # of a prediction, relative
 BASELINE = "float32 eager"
-OWN = {"qfx": "qfx compiled", "qfx exported": "qfx exported"}  # candidate -> how it is called here
+# Candidate -> how it is called here.
+OWN = {"qfx": "qfx compiled", "qfx program": "qfx as a program", "qfx exported": "qfx exported"}
 
 
 def count(number: int, what: str) -> str:

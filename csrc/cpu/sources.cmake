@@ -104,10 +104,13 @@ set(QFX_CPU_OPERATORS
 set(QFX_CPU_OPTIONS -ffp-contract=off -fno-trapping-math -fno-math-errno)
 
 # qfx_isa(<file> <flags>): the only files that use wide instructions, chosen at run time.
+if(NOT DEFINED QFX_KERNEL_OPTIMIZATION)
+  set(QFX_KERNEL_OPTIMIZATION -O3)
+endif()
 macro(qfx_isa file)
   list(APPEND QFX_CPU_SOURCES ${file})
   set_source_files_properties(${CMAKE_CURRENT_LIST_DIR}/${file} PROPERTIES COMPILE_OPTIONS
-                              "-O3;${ARGN}")
+                              "${QFX_KERNEL_OPTIMIZATION};${ARGN}")
 endmacro()
 include(CheckCXXCompilerFlag)
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")

@@ -50,7 +50,7 @@ def build() -> Path:
     given = [f"-D{name}={value}" for name, value in options.items()] + with_cpu_objects()
     with one_process(BUILD):
         _run("cmake", "-S", str(ROOT), "-B", str(BUILD), "-G", "Ninja", *given)
-        _run("cmake", "--build", str(BUILD))
+        _run("cmake", "--build", str(BUILD), "--target", "_C")
     return BUILD
 
 

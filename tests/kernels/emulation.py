@@ -6,7 +6,6 @@ Needs nothing but Python's library, so that make can run it by itself."""
 
 from __future__ import annotations
 
-import os
 import platform
 import shutil
 import subprocess
@@ -56,7 +55,7 @@ def qemu() -> str | None:
 
 
 def cross_compiler() -> str | None:
-    """A C++ compiler for 64-bit ARM, as the environment variable CXX takes it."""
+    """A C++ compiler for 64-bit ARM, perhaps with arguments, between spaces."""
     if shutil.which("aarch64-linux-gnu-g++"):
         return "aarch64-linux-gnu-g++"
     target = "c++ -target aarch64-linux-musl"
@@ -73,10 +72,9 @@ def missing_on_aarch64() -> str:
     return missing_to_build()
 
 
-def _run(*command: str, **environment: str) -> str:
+def _run(*command: str) -> str:
     result = subprocess.run(
         command,
-        env={**os.environ, **environment},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         timeout=600,
@@ -87,10 +85,10 @@ def _run(*command: str, **environment: str) -> str:
     return text
 
 
-def _build(folder: Path, target: str, *options: str, **environment: str) -> Path:
+def _build(folder: Path, target: str, *options: str) -> Path:
     """The program, in a folder that is kept, so that only what changed is compiled again."""
     source, own = str(ROOT / "tests" / "native"), "-DQFX_CPU_OBJECTS="  # unless options say others
-    _run("cmake", "-S", source, "-B", str(folder), "-G", "Ninja", own, *options, **environment)
+    _run("cmake", "-S", source, "-B", str(folder), "-G", "Ninja", own, *options)
     _run("cmake", "--build", str(folder), "--target", target)
     return folder / target
 
@@ -104,12 +102,20 @@ def build_emulated(*options: str) -> Path:
     return _build(NATIVE, "emulated_tests", *options)
 
 
-def build_aarch64() -> Path:
+def for_aarch64() -> tuple[str, ...]:
+    """CMake's arguments that make static programs for 64-bit ARM."""
     compiler = cross_compiler()
     assert compiler is not None
-    target = ("-DCMAKE_SYSTEM_NAME=Linux", "-DCMAKE_SYSTEM_PROCESSOR=aarch64")
-    static = "-DCMAKE_EXE_LINKER_FLAGS=-static"
-    return _build(ROOT / "build" / "native-aarch64", "native_tests", *target, static, CXX=compiler)
+    return (
+        "-DCMAKE_SYSTEM_NAME=Linux",
+        "-DCMAKE_SYSTEM_PROCESSOR=aarch64",
+        "-DCMAKE_EXE_LINKER_FLAGS=-static",
+        "-DCMAKE_CXX_COMPILER=" + compiler.replace(" ", ";"),
+    )
+
+
+def build_aarch64() -> Path:
+    return _build(ROOT / "build" / "native-aarch64", "native_tests", *for_aarch64())
 
 
 def run(program: Path) -> str:

@@ -37,14 +37,16 @@ def with_cpu_objects() -> list[str]:
 
 
 @functools.cache
-def programs_prefix() -> Path:
+def programs_prefix(*cross: str) -> Path:
     """Returns the folder in which the library of programs (csrc/c_api) is installed, with its
-    header and what find_package reads, after building it by itself. Raises RuntimeError with what
-    the compiler said."""
-    folder = BUILD / "programs"
+    header and what find_package reads, after building it by itself: for another processor with
+    CMake's arguments `cross`, as a static library. Raises RuntimeError with what the compiler
+    said."""
+    folder = BUILD / ("programs-cross" if cross else "programs")
+    given = (*cross, "-DBUILD_SHARED_LIBS=OFF") if cross else with_cpu_objects()
     with one_process(folder):
         source = str(BUILD.parent / "csrc" / "c_api")
-        _run("cmake", "-S", source, "-B", str(folder), "-G", "Ninja", *with_cpu_objects())
+        _run("cmake", "-S", source, "-B", str(folder), "-G", "Ninja", *given)
         _run("cmake", "--build", str(folder))
         _run("cmake", "--install", str(folder), "--prefix", str(folder / "installed"))
     return folder / "installed" / "qfx"

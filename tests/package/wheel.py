@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -31,10 +32,21 @@ def built() -> Path:
         pytest.skip("the wheel is built from the objects of `make setup` alone, and there are none")
     folder = BUILD / "wheel"
     with one_process(folder):
-        if not list(folder.glob("*manylinux*.whl")):
+        if not _is_current(folder):
+            shutil.rmtree(folder, ignore_errors=True)
             _build(folder)
     (found,) = folder.glob("*manylinux*.whl")
     return found
+
+
+def _is_current(folder: Path) -> bool:
+    """Whether a wheel of an earlier run lies there, and no source has changed since."""
+    wheels = list(folder.glob("*manylinux*.whl"))
+    sources = [ROOT / "CMakeLists.txt", ROOT / "pyproject.toml"]
+    for part in ("csrc", "qfx"):
+        sources += [path for path in (ROOT / part).rglob("*.*") if path.suffix != ".pyc"]
+    newest = max(path.stat().st_mtime for path in sources)
+    return bool(wheels) and newest < wheels[0].stat().st_mtime
 
 
 def _build(folder: Path) -> None:
