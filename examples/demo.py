@@ -12,7 +12,7 @@ from tabulate import tabulate
 import qfx
 
 BATCH, ROUNDS = 32, 9
-# The shapes are fixed, so qfx's program may stand in the place of Inductor: seconds less to compile.
+# The shapes are fixed, so a program may stand in the place of Inductor, which saves seconds.
 COMPILERS = {
     "float32 Inductor": {"backend": "inductor"},
     "qfx int8": {"backend": "qfx", "options": {"inner": "program"}},

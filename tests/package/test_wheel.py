@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import os
+import platform
+import shutil
 import sys
 import zipfile
 from email.parser import Parser
@@ -13,11 +16,13 @@ import torch
 from elftools.elf.elffile import ELFFile
 from elftools.elf.gnuversions import GNUVerNeedSection
 
-from tests.package.wheel import built, run, unpacked
+from tests.package.wheel import built, built_for_aarch64, run, unpacked
 
 MOST_BYTES = 4_000_000
 # The newest of each that manylinux_2_28 allows.
 OLDEST_SYSTEM = {"GLIBC": (2, 28), "GLIBCXX": (3, 4, 25), "CXXABI": (1, 3, 11), "GCC": (8, 0, 0)}
+MACHINES = {"x86_64": "EM_X86_64", "aarch64": "EM_AARCH64"}
+LONG = os.environ.get("QFX_TEST_PROFILE") == "long"
 LIBRARIES = ("qfx/_C.abi3.so", "qfx/lib/libqfx.so", "qfx/lib/libqfx_programs.so")
 FIRST_RESULT = """
 import sys
@@ -101,13 +106,29 @@ def test_metadata_and_entry_points(names: list[str]) -> None:
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_symbols_of_systems(library: str) -> None:
     """None is newer than a system with glibc 2.28 has."""
-    with (unpacked() / library).open("rb") as file:
-        sections = [s for s in ELFFile(file).iter_sections() if isinstance(s, GNUVerNeedSection)]
-        found = {aux.name for s in sections for _, each in s.iter_versions() for aux in each}
+    _check_systems((unpacked() / library).read_bytes(), MACHINES[platform.machine()])
+
+
+def _check_systems(library: bytes, processor: str) -> None:
+    elf = ELFFile(io.BytesIO(library))
+    assert elf["e_machine"] == processor
+    sections = [s for s in elf.iter_sections() if isinstance(s, GNUVerNeedSection)]
+    found = {aux.name for s in sections for _, each in s.iter_versions() for aux in each}
     assert found
     for name in found:
         kind, _, version = name.partition("_")
         assert tuple(map(int, version.split("."))) <= OLDEST_SYSTEM[kind], name
+
+
+@pytest.mark.skipif(not LONG, reason="compiles for minutes: QFX_TEST_PROFILE=long")
+def test_a_wheel_for_another_processor(tmp_path: Path) -> None:
+    if shutil.which("aarch64-linux-gnu-g++") is None:
+        pytest.skip("no cross compiler: Debian's package is g++-aarch64-linux-gnu")
+    wheel = built_for_aarch64(tmp_path)
+    assert "-cp310-abi3-manylinux_2_" in wheel.name and wheel.name.endswith("_aarch64.whl")
+    with zipfile.ZipFile(wheel) as file:
+        for library in LIBRARIES:
+            _check_systems(file.read(library), "EM_AARCH64")
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="torch-abi-audit needs Python 3.11")

@@ -14,6 +14,7 @@ import pytest
 from tests.lib.builds import BUILD, cpu_objects, one_process
 
 ROOT = Path(__file__).resolve().parents[2]
+CROSS = ("CMAKE_SYSTEM_NAME=Linux", "CMAKE_SYSTEM_PROCESSOR=aarch64", "QFX_CUDA=OFF")
 
 
 def run(*command: str | Path, cwd: Path = ROOT, timeout: float = 900) -> str:
@@ -49,9 +50,22 @@ def _is_current(folder: Path) -> bool:
     return bool(wheels) and newest < wheels[0].stat().st_mtime
 
 
-def _build(folder: Path) -> None:
+def built_for_aarch64(folder: Path) -> Path:
+    """Returns a wheel of this tree for 64-bit ARM, compiled here: `make wheel ARCH=aarch64`."""
+    _build(
+        folder,
+        *(f"--config-settings=cmake.define.{each}" for each in CROSS),
+        CXX="aarch64-linux-gnu-g++",
+        _PYTHON_HOST_PLATFORM="linux-aarch64",
+    )
+    (found,) = folder.glob("*manylinux*.whl")
+    return found
+
+
+def _build(folder: Path, *settings: str, **environment: str) -> None:
     pip = (sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation")
-    run(*pip, "-w", folder / "any", ROOT)
+    variables = [f"{name}={value}" for name, value in environment.items()]
+    run("env", *variables, *pip, *settings, "-w", folder / "any", ROOT)
     (plain,) = (folder / "any").glob("*.whl")
     libraries = ("libtorch.so", "libtorch_cpu.so", "libc10.so", "libqfx.so")
     excluded = [word for name in libraries for word in ("--exclude", name)]
