@@ -16,13 +16,13 @@ import torch
 from elftools.elf.elffile import ELFFile
 from elftools.elf.gnuversions import GNUVerNeedSection
 
+from tests.lib.pairs import LONG
 from tests.package.wheel import built, built_for_aarch64, run, unpacked
 
 MOST_BYTES = 4_000_000
 # The newest of each that manylinux_2_28 allows.
 OLDEST_SYSTEM = {"GLIBC": (2, 28), "GLIBCXX": (3, 4, 25), "CXXABI": (1, 3, 11), "GCC": (8, 0, 0)}
 MACHINES = {"x86_64": "EM_X86_64", "aarch64": "EM_AARCH64"}
-LONG = os.environ.get("QFX_TEST_PROFILE") == "long"
 LIBRARIES = ("qfx/_C.abi3.so", "qfx/lib/libqfx.so", "qfx/lib/libqfx_programs.so")
 FIRST_RESULT = """
 import sys
