@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tabulate import tabulate
 
@@ -13,6 +14,7 @@ from qfx.io.errors import printable
 from qfx.match.base import FLOAT
 from qfx.nn.weight_bytes import WeightBytes, kinds
 from qfx.report.html import page
+from qfx.report.plain_report import plain_report
 from qfx.report.report_row import Row, float_rows, shares
 from qfx.report.whole_model import WholeModel
 
@@ -73,6 +75,11 @@ class Report:
     def mode(self) -> str:
         """A note if the model was in training mode, otherwise ''."""
         return f"{self.training} in training mode: {_TRAINING}" if self.training else ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the numbers of the report as plain values, which `json.dump` writes. Times are in
+        seconds, shares 0 to 1, SQNR in dB; an unknown number is None."""
+        return plain_report(self)
 
     def save_html(self, path: str | Path) -> None:
         """Writes the report to one HTML file that needs no others: a table, and charts of errors,

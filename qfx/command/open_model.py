@@ -1,0 +1,144 @@
+"""A model that the user named on the command line, with inputs to run it with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from qfx.command.errors import CommandError
+from qfx.command.example_inputs import TEXT, example_inputs
+from qfx.command.model_kinds import NAMES, Kind, kind_of
+
+
+@dataclass(frozen=True)
+class OpenedModel:
+    """A model in eval mode. `where`: what the user named. `args`, `kwargs`: the inputs of one call.
+    `tokenizer`: of transformers, None if the model has none. `folder`: that of the configuration
+    and tokenizer of a model of transformers, or its name; None for other models."""
+
+    kind: Kind
+    where: str
+    model: nn.Module
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    tokenizer: Any = None
+    folder: str | None = None
+
+
+def open_model(
+    where: str,
+    *,
+    like: str | None = None,
+    quantization: Any = None,
+    batch: int = 1,
+    tokens: int = 128,
+    text: str | None = None,
+) -> OpenedModel:
+    """Opens a model of transformers, a folder of qfx.save, a GGUF file or an exported program.
+
+    `like`: a model of transformers whose configuration says what a folder of qfx.save is; a GGUF
+    file says so itself. `quantization`: a QfxConfig with which a model of transformers is loaded.
+    `batch`, `tokens`, `text`: of the inputs; a text is repeated up to the number of tokens.
+    Raises CommandError, and what the readers of the files raise."""
+    kind = kind_of(where)
+    if kind == "programs":
+        raise CommandError(f"{where}: a file of programs is run by `qfx generate` and `qfx verify`")
+    if kind == "exported":
+        return _exported(where)
+    transformers = _transformers(where)
+    if kind == "transformers":
+        config, model, folder = *_pretrained(transformers, where, quantization), where
+        found: dict[str, str] = {}
+    elif kind == "gguf":
+        path = Path(where)
+        found, folder = {"gguf_file": path.name}, str(path.parent)
+        config = transformers.AutoConfig.from_pretrained(folder, **found)
+        model = _loaded(transformers, where, config)
+    else:
+        if like is None:
+            raise CommandError(
+                f"{where} holds weights alone: name a folder with its config.json with --like"
+            )
+        found, folder = {}, like
+        config = transformers.AutoConfig.from_pretrained(like)
+        model = _loaded(transformers, where, config)
+    tokenizer = _tokenizer(transformers, folder, found)
+    with_text = text if text is not None else TEXT
+    kwargs = example_inputs(model.eval(), config, tokenizer, with_text, batch, tokens)
+    return OpenedModel(kind, where, model, (), kwargs, tokenizer, folder)
+
+
+def _transformers(where: str) -> Any:
+    try:
+        import transformers
+
+        import qfx.hf  # noqa: F401  (folders with its weights are read)
+    except ImportError as why:
+        raise CommandError(
+            f'{where} is read with transformers 5: pip install "qfx[hf]" ({why})'
+        ) from why
+    transformers.utils.logging.disable_progress_bar()
+    return transformers
+
+
+def _pretrained(transformers: Any, where: str, quantization: Any) -> tuple[Any, nn.Module]:
+    config = transformers.AutoConfig.from_pretrained(where)
+    kwargs = {} if quantization is None else {"quantization_config": quantization}
+    make = _class_of(transformers, config).from_pretrained
+    return config, make(where, dtype="auto", **kwargs)
+
+
+def _class_of(transformers: Any, config: Any) -> Any:
+    """Returns the class that wrote the configuration, with the head that it names."""
+    name = next(iter(config.architectures or ()), "")
+    return getattr(transformers, name, None) or transformers.AutoModel
+
+
+def _loaded(transformers: Any, where: str, config: Any) -> nn.Module:
+    """Reads weights of a file into a model of this configuration, without float values."""
+    import qfx
+
+    name = next(iter(config.architectures or ()), "")
+    make: Callable[[Any], nn.Module] = getattr(transformers, name, None) or (
+        transformers.AutoModelForCausalLM.from_config
+    )
+    if hasattr(make, "_from_config"):
+        make = make._from_config
+    with torch.device("meta"):
+        skeleton = make(config).eval()
+    return qfx.load(where, skeleton)
+
+
+def _tokenizer(transformers: Any, folder: str, found: dict[str, str]) -> Any:
+    """Returns the tokenizer beside a model; None if there is none that can be read."""
+    try:
+        return transformers.AutoTokenizer.from_pretrained(folder, **found)
+    except Exception:  # each tokenizer has errors of its own
+        return None
+
+
+def _exported(where: str) -> OpenedModel:
+    try:
+        program = torch.export.load(where)
+    except OSError:
+        raise
+    except Exception as why:  # of zip files, pickles, schemas, operators
+        raise CommandError(f"{where} is no program of torch.export.save: {why}") from why
+    if program.example_inputs is None:
+        raise CommandError(f"{where} was exported without example inputs, and so cannot be run")
+    args, kwargs = program.example_inputs
+    model = program.module()
+    for module in model.modules():
+        module.training = False  # eval() of an exported program raises, and it is what it was
+    return OpenedModel("exported", where, model, tuple(args), dict(kwargs))
+
+
+def described(opened: OpenedModel) -> str:
+    """Returns what was opened, in words: the kind, the class and the number of parameters."""
+    count = sum(p.numel() for p in opened.model.parameters())
+    return f"{opened.where}: {NAMES[opened.kind]}, {type(opened.model).__name__}, {count:,} floats"
