@@ -34,17 +34,17 @@ def example_inputs(
         side = sizes.get("image_size") or 224
         height, width = side if isinstance(side, (list, tuple)) else (side, side)
         shape = (batch, sizes.get("num_channels") or 3, height, width)
-        inputs = {name: torch.randn(shape, generator=generator)}
+        inputs = {name: _noise(shape, generator)}
     elif name == "input_values":
-        inputs = {name: torch.randn(batch, _SECOND, generator=generator)}
+        inputs = {name: _noise((batch, _SECOND), generator)}
     elif name == "input_features" and "num_mel_bins" in sizes:
         frames = 2 * (sizes.get("max_source_positions") or 1500)
-        inputs = {name: torch.randn(batch, sizes["num_mel_bins"], frames, generator=generator)}
+        inputs = {name: _noise((batch, sizes["num_mel_bins"], frames), generator)}
     else:
         raise CommandError(f"{type(model).__name__} takes {name}, for which no inputs are known")
     if getattr(config, "is_encoder_decoder", False):
         start = sizes.get("decoder_start_token_id") or 0
-        inputs["decoder_input_ids"] = torch.full((batch, 1), start)
+        inputs["decoder_input_ids"] = torch.full((batch, 1), start, dtype=torch.int64, device="cpu")
     return _in_dtype(inputs, model)
 
 
@@ -55,6 +55,10 @@ def _sizes(config: Any) -> dict[str, Any]:
     return {**{k: v for part in parts for k, v in part.items()}, **found}
 
 
+def _noise(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    return torch.randn(shape, generator=generator, dtype=torch.float32, device="cpu")
+
+
 def _ids(
     sizes: dict[str, Any], tokenizer: Any, text: str, batch: int, tokens: int, generator: Any
 ) -> Tensor:
@@ -62,11 +66,19 @@ def _ids(
     if tokens > longest:
         raise CommandError(f"the model has {longest} positions: --tokens {tokens} is too many")
     if tokenizer is None:
-        return torch.randint(sizes["vocab_size"], (batch, tokens), generator=generator)
+        return torch.randint(
+            sizes["vocab_size"],
+            (batch, tokens),
+            generator=generator,
+            dtype=torch.int64,
+            device="cpu",
+        )
     found = tokenizer(text, add_special_tokens=True)["input_ids"]
     if not found:
         raise CommandError("the text has no tokens")
-    return torch.tensor(found * -(-tokens // len(found)))[:tokens].repeat(batch, 1)
+    return torch.tensor(found * -(-tokens // len(found)), dtype=torch.int64, device="cpu")[
+        :tokens
+    ].repeat(batch, 1)
 
 
 def _in_dtype(inputs: dict[str, Any], model: nn.Module) -> dict[str, Any]:

@@ -107,8 +107,6 @@ def _loaded(transformers: Any, where: str, config: Any) -> nn.Module:
     make: Callable[[Any], nn.Module] = getattr(transformers, name, None) or (
         transformers.AutoModelForCausalLM.from_config
     )
-    if hasattr(make, "_from_config"):
-        make = make._from_config
     with torch.device("meta"):
         skeleton = make(config).eval()
     return qfx.load(where, skeleton)

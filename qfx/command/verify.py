@@ -71,7 +71,13 @@ def _decoded(decoder: Decoder) -> list[Tensor]:
     generator, found = torch.Generator().manual_seed(0), []
     for count in _READS:
         if decoder.seen + count <= decoder.length:
-            tokens = torch.randint(_TOKENS, (decoder.batch, count), generator=generator)
+            tokens = torch.randint(
+                _TOKENS,
+                (decoder.batch, count),
+                generator=generator,
+                dtype=torch.int64,
+                device="cpu",
+            )
             found.append(decoder.read(tokens).clone())
     return found
 
@@ -82,9 +88,17 @@ def _inputs(runner: Runner) -> list[Tensor]:
     found = []
     for view in runner.inputs:
         if view.dtype.is_floating_point:
-            found.append(torch.randn(view.sizes, generator=generator).to(view.dtype))
+            found.append(
+                torch.randn(view.sizes, generator=generator, dtype=torch.float32, device="cpu").to(
+                    view.dtype
+                )
+            )
         else:
-            found.append(torch.randint(2, view.sizes, generator=generator).to(view.dtype))
+            found.append(
+                torch.randint(
+                    2, view.sizes, generator=generator, dtype=torch.int64, device="cpu"
+                ).to(view.dtype)
+            )
     return found
 
 

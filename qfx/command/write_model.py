@@ -44,7 +44,7 @@ def _qfx(opened: OpenedModel, out: Path, max_length: int) -> None:
 
 
 def _programs(opened: OpenedModel, out: Path, max_length: int) -> None:
-    """Of a decoder the programs of its steps, of another model one for the shapes of its inputs."""
+    """Writes the programs of a decoder's steps, or one for the shapes of another model's inputs."""
     from qfx.generate import compile_for_generate, save_program, save_programs
     from qfx.programs import build
 
