@@ -17,7 +17,7 @@ FAILED = 1  # the exit code; that of words that the command does not know is 2
 
 
 class CommandError(UserError):
-    """Raised for what a command cannot do. The message is a sentence that says what to do instead."""
+    """Raised for what a command cannot do; the message says what to do instead."""
 
 
 def one_sentence(command: Callable[P, T]) -> Callable[P, T]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -34,12 +35,12 @@ def example_inputs(
         side = sizes.get("image_size") or 224
         height, width = side if isinstance(side, (list, tuple)) else (side, side)
         shape = (batch, sizes.get("num_channels") or 3, height, width)
-        inputs = {name: _noise(shape, generator)}
+        inputs = {name: noise(shape, generator)}
     elif name == "input_values":
-        inputs = {name: _noise((batch, _SECOND), generator)}
+        inputs = {name: noise((batch, _SECOND), generator)}
     elif name == "input_features" and "num_mel_bins" in sizes:
         frames = 2 * (sizes.get("max_source_positions") or 1500)
-        inputs = {name: _noise((batch, sizes["num_mel_bins"], frames), generator)}
+        inputs = {name: noise((batch, sizes["num_mel_bins"], frames), generator)}
     else:
         raise CommandError(f"{type(model).__name__} takes {name}, for which no inputs are known")
     if getattr(config, "is_encoder_decoder", False):
@@ -55,8 +56,14 @@ def _sizes(config: Any) -> dict[str, Any]:
     return {**{k: v for part in parts for k, v in part.items()}, **found}
 
 
-def _noise(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-    return torch.randn(shape, generator=generator, dtype=torch.float32, device="cpu")
+def noise(shape: Sequence[int], generator: torch.Generator) -> Tensor:
+    """Returns float32 values of a normal distribution."""
+    return torch.randn(tuple(shape), generator=generator, dtype=torch.float32, device="cpu")
+
+
+def numbers(below: int, shape: Sequence[int], generator: torch.Generator) -> Tensor:
+    """Returns int64 values from 0 on, below a bound."""
+    return torch.randint(below, tuple(shape), generator=generator, dtype=torch.int64, device="cpu")
 
 
 def _ids(

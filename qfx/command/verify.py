@@ -16,6 +16,7 @@ from torch import Tensor
 
 import qfx._C as _C
 from qfx.command.errors import CommandError
+from qfx.command.example_inputs import noise
 from qfx.command.open_model import OpenedModel
 from qfx.generate.decoder import Decoder, load_programs
 from qfx.generate.graph_file import load_program
@@ -88,11 +89,7 @@ def _inputs(runner: Runner) -> list[Tensor]:
     found = []
     for view in runner.inputs:
         if view.dtype.is_floating_point:
-            found.append(
-                torch.randn(view.sizes, generator=generator, dtype=torch.float32, device="cpu").to(
-                    view.dtype
-                )
-            )
+            found.append(noise(view.sizes, generator).to(view.dtype))
         else:
             found.append(
                 torch.randint(
