@@ -73,7 +73,6 @@ def _started(
     model: nn.Module = opened.model
     start = time.perf_counter()
     if how is not None:
-        torch.compiler.reset()
         given = dict(how)
         if given["backend"] == "qfx":
             given["options"] = {**options, **given.get("options", {})}

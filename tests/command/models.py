@@ -18,6 +18,8 @@ from transformers import (
     ViTForImageClassification,
 )
 
+from tests.lib.gguf_files import Kind, llama_gguf
+
 WORDS = 200
 
 
@@ -30,17 +32,33 @@ def _tokenizer(folder: Path) -> None:
     ).save_pretrained(folder)
 
 
-def llama(folder: Path, dtype: torch.dtype = torch.bfloat16) -> Path:
-    """A language model with a tokenizer of words w0, w1, ..."""
+def _llama() -> LlamaForCausalLM:
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=WORDS, hidden_size=64, intermediate_size=128, num_hidden_layers=2,
         num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=256,
         eos_token_id=1, bos_token_id=None, pad_token_id=2,
     )  # fmt: skip
-    LlamaForCausalLM(config).to(dtype).save_pretrained(folder)
+    return LlamaForCausalLM(config)
+
+
+def llama(folder: Path) -> Path:
+    """A language model in bfloat16, with a tokenizer of words w0, w1, ..."""
+    _llama().to(torch.bfloat16).save_pretrained(folder)
     _tokenizer(folder)
     return folder
+
+
+def gguf(path: Path) -> Path:
+    """The same language model in codes of 8 bits, without a tokenizer."""
+    sizes = {
+        "llama.embedding_length": 64,
+        "llama.feed_forward_length": 128,
+        "llama.context_length": 256,
+        "llama.vocab_size": WORDS,
+    }
+    llama_gguf(path, _llama(), [Kind.Q8_0], more=sizes)
+    return path
 
 
 def bert(folder: Path) -> Path:

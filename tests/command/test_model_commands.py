@@ -43,6 +43,7 @@ MODELS: dict[str, tuple[Callable[[Path], Path], tuple[str, ...]]] = {
     "bert": (models.bert, SMALL),
     "vit": (models.vit, ()),
     "program.pt2": (models.exported, ()),
+    "model.gguf": (models.gguf, SMALL),
 }
 
 
@@ -87,6 +88,14 @@ def test_every_form_is_written(int8: Path, form: str, tmp_path: Path) -> None:
     out = tmp_path / f"model{suffix}"
     told = run("convert", int8, out, "--to", form, "--max-length", 64, *SMALL)
     assert out.exists() and "MB" in told
+
+
+@pytest.mark.parametrize("form", ["qfx", "transformers"])
+def test_codes_of_a_gguf_file_are_kept(form: str, llama: Path, tmp_path: Path) -> None:
+    file, out = models.gguf(tmp_path / "a.gguf"), tmp_path / "out"
+    run("convert", file, out, "--to", form, *SMALL)
+    told = json.loads(run("verify", out, "--reference", llama, "--json"))
+    assert 20 < float(told["SQNR, dB"]) < 60
 
 
 def test_a_folder_of_save_needs_its_skeleton(int8: Path, llama: Path, tmp_path: Path) -> None:

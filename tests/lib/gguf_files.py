@@ -50,10 +50,15 @@ def write_gguf(
 
 
 def llama_gguf(
-    path: Path, model: Any, kinds: list[Any], arch: str = "llama", interleaved: bool = True
+    path: Path,
+    model: Any,
+    kinds: list[Any],
+    arch: str = "llama",
+    interleaved: bool = True,
+    more: Mapping[str, Any] | None = None,
 ) -> dict[str, Tensor]:
     """Writes a model of Llama's architecture with its matrices in alternating `kinds`, and returns
-    its float32 values by the names of transformers."""
+    its float32 values by the names of transformers. `more`: further fields of the header."""
     config = model.config
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
     by_name = {each: name for name, each in gguf.MODEL_ARCH_NAMES.items()}
@@ -74,6 +79,7 @@ def llama_gguf(
         f"{arch}.attention.head_count": config.num_attention_heads,
         f"{arch}.attention.head_count_kv": config.num_key_value_heads,
         "tokenizer.ggml.tokens": ["a", "bc"],
+        **(more or {}),
     }
     values = write_gguf(path, tensors, fields, arch)
     turned = ((*names[n], v) for n, v in values.items())
