@@ -15,7 +15,7 @@ WITH_TOOLS := PATH="$(CURDIR)/$(BIN):$$PATH"
 NATIVE := $(shell find csrc -type f) CMakeLists.txt pyproject.toml
 CPP := $(shell find csrc tests/native tests/cuda benchmarks examples/cpp -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
 
-.PHONY: demo test wheel vllm quick mutate mutants lint bench sanitize emulate format clean setup
+.PHONY: demo test wheel site vllm quick mutate mutants lint bench sanitize emulate format clean setup
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.demo
@@ -73,6 +73,10 @@ lint: setup
 	$(BIN)/mypy
 	$(BIN)/mypy --explicit-package-bases benchmarks examples/minilm.py
 	$(if $(CPP),$(BIN)/clang-format --dry-run -Werror $(CPP))
+
+# The documentation as a site, in build/site, which a browser opens without a server.
+site: setup
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
 # `make bench BENCH=--save` also writes benchmarks/results.
 QUESTIONS = linear attention experts convolutions recurrent models networks accuracy training compiling cost architectures census decode first_token

@@ -1,0 +1,28 @@
+"""The site of the documentation: it builds without warnings, and every page is in it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import qfx
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+
+
+def test_it_builds_without_warnings_and_holds_every_page(tmp_path: Path) -> None:
+    """mkdocs.yml is strict: a warning, such as a page that is in no part of the navigation or a link
+    that leads nowhere, is an error."""
+    command = [sys.executable, "-m", "mkdocs", "build", "--site-dir", tmp_path / "site"]
+    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    pages = [page for page in DOCS.rglob("*.md") if not page.name.endswith(".template.md")]
+    names = {str(page.relative_to(DOCS).with_suffix(".html")) for page in pages}
+    names = {name.replace("README", "index") for name in names}
+    assert names <= {str(p.relative_to(tmp_path / "site")) for p in (tmp_path / "site").rglob("*")}
+    api = (tmp_path / "site" / "api.html").read_text()
+    assert [n for n in qfx.__all__ if f'id="qfx.{n}"' not in api] == ["nn", "ops"]
