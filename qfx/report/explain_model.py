@@ -26,6 +26,7 @@ from qfx.report.captured_rows import AsCalled, CapturedGraphs
 from qfx.report.experts_calls import ExpertsCall
 from qfx.report.float_forms import int8_modules, reference_modules
 from qfx.report.module_calls import ModuleCall, has_programs, measured_calls, with_calls
+from qfx.report.remedies import UNSEEN
 from qfx.report.report import Report
 from qfx.report.report_row import Row
 from qfx.report.sides import Sides
@@ -93,7 +94,7 @@ def explain(
     breaks = breaks_since(before)
     if not graphs.graphs:
         warnings.warn(f"qfx.explain saw no graph: {_why_none(breaks)}", stacklevel=2)
-    elif not any(row.reason.endswith(_UNSEEN) for row in rows):
+    elif not any(row.reason.endswith(UNSEEN) for row in rows):
         breaks = tuple(line for line in breaks if not line.startswith(BEFORE))
     sides = Sides(model, modules, reference, as_called is not None, config, graphs.costs)
     of_weights = uncompiled_module(model) if isinstance(model, nn.Module) else None
@@ -226,9 +227,9 @@ def _unseen(model: nn.Module, seen: set[str]) -> Iterator[Row]:
         if name and id(module) not in ran:
             if isinstance(module, _OWN):
                 scheme = str(getattr(module, "scheme", BINARY))
-                yield Row(name, "", _shape(module), scheme, "", f"an int8 module, {_UNSEEN}")
+                yield Row(name, "", _shape(module), scheme, "", f"an int8 module, {UNSEEN}")
             elif isinstance(module, _MULTIPLIES):
-                yield Row(name, "", _shape(module), "float", "", _UNSEEN)
+                yield Row(name, "", _shape(module), "float", "", UNSEEN)
 
 
 def _shape(module: nn.Module) -> str:
@@ -242,7 +243,6 @@ def _shape(module: nn.Module) -> str:
 _RECURRENT = (nn.RNNBase, nn.RNNCellBase)
 _MULTIPLIES = (nn.Linear, *_RECURRENT)
 _OWN = (Linear, Conv, LSQLinear, LSQConv, BinaryLinear, SignLinear, Experts)  # which multiply
-_UNSEEN = "in no captured graph: not called on these inputs, or by code Dynamo does not capture"
 
 
 def _check(config: Config, model: nn.Module, seen: set[str]) -> None:

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from qfx.io.errors import printable
+from qfx.report.remedies import remedy_of
 from qfx.report.report_row import Row, float_rows
 
 if TYPE_CHECKING:
@@ -42,6 +44,7 @@ def page(report: Report) -> str:
         facts=[fact._replace(where=printable(fact.where)) for fact in _facts(report)],
         breaks=[printable(line) for line in report.breaks],
         columns=[_COLUMNS[i] for i in used],
+        remedies=Counter(line.remedy for line in lines).most_common(),
         lines=[_shown(line, used) for line in lines],
         last=[_shown(_line(row, None), used) for row in report.last_rows],
         notes=[printable(line) for line in (*report.notes, *report.of_whole) if line],
@@ -96,8 +99,12 @@ class Cell(NamedTuple):
 
 
 class TableLine(NamedTuple):
+    """A line of the table. `remedy`: what one may do about the matmul, by which lines are
+    chosen."""
+
     int8: bool
     cells: Sequence[Cell]
+    remedy: str = ""
 
 
 def _line(row: Row, share: float | None) -> TableLine:
@@ -116,7 +123,7 @@ def _line(row: Row, share: float | None) -> TableLine:
         _cell(about + "{:.2f}×", gain),  # noqa: RUF001
         Cell(row.reason),
     )
-    return TableLine(row.scheme != "float", [cell.shown for cell in cells])
+    return TableLine(row.scheme != "float", [cell.shown for cell in cells], remedy_of(row))
 
 
 def _cell(form: str, value: float | None) -> Cell:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from qfx.report.remedies import remedy_of
 from qfx.report.report_row import Row
 
 if TYPE_CHECKING:
@@ -15,7 +16,8 @@ FORMAT = 1
 
 def plain_report(report: Report) -> dict[str, Any]:
     """Returns the numbers of a report. Times are in seconds, shares 0 to 1, SQNR in dB; an unknown
-    number is None. Rows have the fields of `Row` and `share`, the part of the error."""
+    number is None. Rows have the fields of `Row`, `share`, the part of the error, and
+    `remedy`, what one may do about it."""
     whole = report.whole
     return {
         "format": FORMAT,
@@ -42,7 +44,7 @@ def plain_report(report: Report) -> dict[str, Any]:
 
 def _row(row: Row) -> dict[str, Any]:
     guarded = None if row.guarded is None else row.guarded._asdict()
-    return {**{k: v for k, v in asdict(row).items()}, "guarded": guarded}
+    return {**asdict(row), "guarded": guarded, "remedy": remedy_of(row)}
 
 
 def _weights(report: Report) -> dict[str, Any]:

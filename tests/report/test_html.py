@@ -109,6 +109,21 @@ def test_a_click_sorts_and_what_is_missing_comes_last(
     assert messages == [] and "".join(row[0] for row in _rows(dom)) == order
 
 
+def test_rows_are_chosen_by_what_one_may_do_about_them(tmp_path: Path) -> None:
+    reasons = {"a": "skipped by the pattern 'a'", "b": "int8", "c": "below minimum_gain=1.1"}
+    rows = [
+        Row(name, "", "1x2x3", "s" if name == "b" else "float", "k", reason)
+        for name, reason in reasons.items()
+    ]
+    choose = "const s = document.querySelector('#shown'); s.value = 'change skip';"
+    script = f"<script>{choose} s.dispatchEvent(new Event('change'));</script>"
+    path = tmp_path / "chosen.html"
+    path.write_text(page(qfx.Report(tuple(rows), 1)) + script)
+    dom, messages = _run(path, "--dump-dom")
+    hidden = re.findall(r'<tr class="\w+" data-remedy="[^"]*"( hidden="")?>', dom)
+    assert messages == [] and hidden == ["", ' hidden=""', ' hidden=""']
+
+
 def test_the_page_needs_nothing_else(report: qfx.Report) -> None:
     text = re.sub(r'xmlns(:xlink)?="[^"]*"', "", page(report))
     assert "http" not in text
