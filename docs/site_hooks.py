@@ -10,7 +10,7 @@ from typing import Any
 
 from mkdocs.structure.files import File
 
-_OUTSIDE = re.compile(r"\[([^\]]*)\]\(\.\./(?:README|CONTRIBUTING)\.md\)")
+_OUTSIDE = re.compile(r"\[([^\]]*)\]\(\.\./(?:README|CONTRIBUTING|CHANGELOG)\.md\)")
 _HEAD = """# Functions and classes
 Every public name of qfx, as its docstring describes it.
 """
