@@ -91,7 +91,7 @@ sanitize-thread: FLAGS = thread
 sanitize-thread: PARTS = gemm groups experts binary attention
 sanitize-%: $(VENV)/.tools
 	$(WITH_TOOLS) cmake -S tests/native -B build/native-$* -G Ninja -DQFX_SANITIZE=$(FLAGS)
-	$(WITH_TOOLS) cmake --build build/native-$*
+	$(WITH_TOOLS) MAKEFLAGS= cmake --build build/native-$*  # ninja cannot share the jobs of make -j
 	build/native-$*/native_tests $(PARTS)
 
 # The native tests on processors that this machine is not. Installs nothing.
