@@ -1,4 +1,4 @@
-"""What one may do about a matmul that is float, told by its reason: the groups of a report."""
+"""Remedies: what one may do about a matmul that is float, told by its reason."""
 
 from __future__ import annotations
 
