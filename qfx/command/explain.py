@@ -8,7 +8,6 @@ from typing import Any
 
 import qfx
 from qfx.command.open_model import OpenedModel
-from qfx.io.atomic_write import write_text
 
 
 def explained(opened: OpenedModel, options: dict[str, Any] | None) -> qfx.Report:
@@ -24,8 +23,3 @@ def shown(report: qfx.Report, html: Path | None, as_json: bool) -> str:
     if html is not None:
         report.save_html(html)
     return json.dumps(report.to_dict(), indent=2) if as_json else str(report)
-
-
-def write_json(report: qfx.Report, path: Path) -> None:
-    """Writes the numbers of the report to a file."""
-    write_text(path, json.dumps(report.to_dict(), indent=2))

@@ -12,7 +12,7 @@ from torch import nn
 
 from qfx.command.errors import CommandError
 from qfx.command.example_inputs import TEXT, example_inputs
-from qfx.command.model_kinds import NAMES, Kind, kind_of
+from qfx.command.model_kinds import Kind, kind_of
 
 
 @dataclass(frozen=True)
@@ -134,9 +134,3 @@ def _exported(where: str) -> OpenedModel:
     for module in model.modules():
         module.training = False  # eval() of an exported program raises, and it is what it was
     return OpenedModel("exported", where, model, tuple(args), dict(kwargs))
-
-
-def described(opened: OpenedModel) -> str:
-    """Returns what was opened, in words: the kind, the class and the number of parameters."""
-    count = sum(p.numel() for p in opened.model.parameters())
-    return f"{opened.where}: {NAMES[opened.kind]}, {type(opened.model).__name__}, {count:,} floats"
