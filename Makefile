@@ -74,7 +74,8 @@ lint: setup
 	$(BIN)/mypy --explicit-package-bases benchmarks examples/minilm.py
 	$(if $(CPP),$(BIN)/clang-format --dry-run -Werror $(CPP))
 
-# The documentation as a site, in build/site, which a browser opens without a server.
+# The documentation as a site, in build/site, which a browser opens without a server. Its tools need
+# Python 3.11.
 site: setup
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 

@@ -34,7 +34,9 @@ Like = Annotated[
     str | None, typer.Option(help="A transformers model of which a folder of qfx.save is.")
 ]
 Batch = Annotated[int, typer.Option(min=1, help="Sequences or images of the example input.")]
-Tokens = Annotated[int, typer.Option(min=1, help="Tokens of each sequence of the example input.")]
+Tokens = Annotated[
+    int | None, typer.Option(min=1, help="Tokens of each sequence of the example input.")
+]
 Words = Annotated[str | None, typer.Option(help="The text of the example input, repeated.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Threads = Annotated[int | None, typer.Option(min=1, help="Threads; by default those of PyTorch.")]
@@ -73,7 +75,7 @@ def explain(
     skip: Skip = None,
     like: Like = None,
     batch: Batch = 1,
-    tokens: Tokens = 128,
+    tokens: Tokens = None,
     text: Words = None,
     threads: Threads = None,
     html: Annotated[Path | None, typer.Option(help="Also write the report as a page.")] = None,
@@ -100,7 +102,7 @@ def quantize(
     ),
     max_length: Annotated[int, typer.Option(min=1, help="Tokens of a file of programs.")] = 2048,
     batch: Batch = 1,
-    tokens: Tokens = 128,
+    tokens: Tokens = None,
 ) -> None:
     """Quantize the weights of a float model and write it."""
     from qfx.command.quantize import quantized
@@ -119,7 +121,7 @@ def convert(
     like: Like = None,
     max_length: Annotated[int, typer.Option(min=1, help="Tokens of a file of programs.")] = 2048,
     batch: Batch = 1,
-    tokens: Tokens = 128,
+    tokens: Tokens = None,
 ) -> None:
     """Write a model in another form, with the codes that it has."""
     from qfx.command.open_model import open_model
@@ -136,7 +138,7 @@ def bench(
     scheme: Scheme = None,
     like: Like = None,
     batch: Batch = 1,
-    tokens: Tokens = 128,
+    tokens: Tokens = None,
     rounds: Annotated[int, typer.Option(min=1, help="Calls of each, by turns.")] = 7,
     threads: Threads = None,
     as_json: AsJson = False,
@@ -144,6 +146,7 @@ def bench(
     """Time a model in float, under Inductor and in int8, by turns in one run."""
     from qfx.command.bench import timings
     from qfx.command.open_model import open_model
+    from qfx.report.plain_report import finite
 
     _set_threads(threads)
     opened = open_model(model, like=like, batch=batch, tokens=tokens)
@@ -151,7 +154,7 @@ def bench(
     with err.status("") as status:
         rows = timings(opened, _options(scheme, None) or {}, rounds, status.update)
     if as_json:
-        print(json.dumps([asdict(row) for row in rows], indent=2))
+        print(json.dumps(finite([asdict(row) for row in rows]), indent=2))
         return
     table = Table(box=None)
     for head in ("", "first result, s", "a call, ms", "speed", "SQNR, dB"):

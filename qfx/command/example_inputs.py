@@ -15,11 +15,12 @@ TEXT = (
     "rises by two metres each spring, and that the piers must stand on rock. A farmer from the "
     "other bank asked who would pay for the road. Nobody answered at once. "
 )
+_TOKENS = 128
 _SECOND = 16_000  # samples of sound
 
 
 def example_inputs(
-    model: nn.Module, config: Any, tokenizer: Any, text: str, batch: int, tokens: int
+    model: nn.Module, config: Any, tokenizer: Any, text: str, batch: int, tokens: int | None
 ) -> dict[str, Any]:
     """Returns keyword inputs of one call: int64 [batch, tokens] of the text, repeated, or of random
     numbers if there is no tokenizer; else float images, sounds or spectrograms of the sizes that
@@ -67,25 +68,25 @@ def numbers(below: int, shape: Sequence[int], generator: torch.Generator) -> Ten
 
 
 def _ids(
-    sizes: dict[str, Any], tokenizer: Any, text: str, batch: int, tokens: int, generator: Any
+    sizes: dict[str, Any],
+    tokenizer: Any,
+    text: str,
+    batch: int,
+    tokens: int | None,
+    generator: torch.Generator,
 ) -> Tensor:
-    longest = sizes.get("max_position_embeddings") or tokens
+    longest = sizes.get("max_position_embeddings") or tokens or _TOKENS
+    if tokens is None:
+        tokens = min(_TOKENS, longest)
     if tokens > longest:
         raise CommandError(f"the model has {longest} positions: --tokens {tokens} is too many")
     if tokenizer is None:
-        return torch.randint(
-            sizes["vocab_size"],
-            (batch, tokens),
-            generator=generator,
-            dtype=torch.int64,
-            device="cpu",
-        )
+        return numbers(sizes["vocab_size"], (batch, tokens), generator)
     found = tokenizer(text, add_special_tokens=True)["input_ids"]
     if not found:
         raise CommandError("the text has no tokens")
-    return torch.tensor(found * -(-tokens // len(found)), dtype=torch.int64, device="cpu")[
-        :tokens
-    ].repeat(batch, 1)
+    repeated = (found * -(-tokens // len(found)))[:tokens]
+    return torch.tensor([repeated] * batch, dtype=torch.int64, device="cpu")
 
 
 def _in_dtype(inputs: dict[str, Any], model: nn.Module) -> dict[str, Any]:

@@ -12,10 +12,7 @@ from qfx.command.open_model import OpenedModel
 
 def explained(opened: OpenedModel, options: dict[str, Any] | None) -> qfx.Report:
     """Returns the report on a model, as `qfx.explain` makes it."""
-    kwargs = dict(opened.kwargs)
-    if getattr(getattr(opened.model, "config", None), "use_cache", False):
-        kwargs["use_cache"] = False  # a cache is no output to compare
-    return qfx.explain(opened.model, *opened.args, options=options, **kwargs)
+    return qfx.explain(opened.model, *opened.args, options=options, **opened.kwargs_without_cache)
 
 
 def shown(report: qfx.Report, html: Path | None, as_json: bool) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +18,40 @@ from qfx.command.model_kinds import Kind, kind_of
 
 @dataclass(frozen=True)
 class OpenedModel:
-    """A model in eval mode. `where`: what the user named. `args`, `kwargs`: the inputs of one call.
-    `tokenizer`: of transformers, None if the model has none. `folder`: that of the configuration
-    and tokenizer of a model of transformers, or its name; None for other models."""
+    """A model in eval mode. `where`: what the user named. `example`: makes the inputs of one call,
+    when they are asked for. `tokenizer`: of transformers, None if the model has none. `folder`:
+    that of the configuration and tokenizer of a model of transformers, or its name; None for other
+    models."""
 
     kind: Kind
     where: str
     model: nn.Module
-    args: tuple[Any, ...] = ()
-    kwargs: dict[str, Any] = field(default_factory=dict)
+    example: Callable[[], tuple[tuple[Any, ...], dict[str, Any]]]
     tokenizer: Any = None
     folder: str | None = None
+
+    @cached_property
+    def inputs(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The inputs of one call. Raises CommandError for a model with inputs of an unknown
+        kind."""
+        return self.example()
+
+    @property
+    def args(self) -> tuple[Any, ...]:
+        """The positional inputs."""
+        return self.inputs[0]
+
+    @property
+    def kwargs(self) -> dict[str, Any]:
+        """The inputs by name."""
+        return self.inputs[1]
+
+    @property
+    def kwargs_without_cache(self) -> dict[str, Any]:
+        """The inputs by name for a call that returns no cache, which is no output to compare or to
+        export."""
+        cached = getattr(getattr(self.model, "config", None), "use_cache", False)
+        return {**self.kwargs, "use_cache": False} if cached else self.kwargs
 
 
 def open_model(
@@ -36,15 +60,16 @@ def open_model(
     like: str | None = None,
     quantization: Any = None,
     batch: int = 1,
-    tokens: int = 128,
+    tokens: int | None = None,
     text: str | None = None,
 ) -> OpenedModel:
     """Opens a model of transformers, a folder of qfx.save, a GGUF file or an exported program.
 
     `like`: a model of transformers whose configuration says what a folder of qfx.save is; a GGUF
     file says so itself. `quantization`: a QfxConfig with which a model of transformers is loaded.
-    `batch`, `tokens`, `text`: of the inputs; a text is repeated up to the number of tokens.
-    Raises CommandError, and what the readers of the files raise."""
+    `batch`, `tokens`, `text`: of the inputs; a text is repeated up to the number of tokens, by
+    default 128 or as many as the model has positions. Raises CommandError, and what the readers of
+    the files raise."""
     kind = kind_of(where)
     if kind == "programs":
         raise CommandError(f"{where}: a file of programs is run by `qfx generate` and `qfx verify`")
@@ -69,8 +94,12 @@ def open_model(
         model = _loaded(transformers, where, config)
     tokenizer = _tokenizer(transformers, folder, found)
     with_text = text if text is not None else TEXT
-    kwargs = example_inputs(model.eval(), config, tokenizer, with_text, batch, tokens)
-    return OpenedModel(kind, where, model, (), kwargs, tokenizer, folder)
+    model.eval()
+
+    def example() -> tuple[tuple[Any, ...], dict[str, Any]]:
+        return (), example_inputs(model, config, tokenizer, with_text, batch, tokens)
+
+    return OpenedModel(kind, where, model, example, tokenizer, folder)
 
 
 def _transformers(where: str) -> Any:
@@ -133,4 +162,4 @@ def _exported(where: str) -> OpenedModel:
     model = program.module()
     for module in model.modules():
         module.training = False  # eval() of an exported program raises, and it is what it was
-    return OpenedModel("exported", where, model, tuple(args), dict(kwargs))
+    return OpenedModel("exported", where, model, lambda: (tuple(args), dict(kwargs)))

@@ -16,7 +16,7 @@ from torch import Tensor
 
 import qfx._C as _C
 from qfx.command.errors import CommandError
-from qfx.command.example_inputs import noise
+from qfx.command.example_inputs import noise, numbers
 from qfx.command.open_model import OpenedModel
 from qfx.generate.decoder import Decoder, load_programs
 from qfx.generate.graph_file import load_program
@@ -25,7 +25,6 @@ from qfx.programs import Runner
 from qfx.report.whole_model import floating, output_sqnr
 
 _READS = (7, 1, 1, 16, 1)  # tokens of successive reads of a decoder
-_TOKENS = 100  # numbers of tokens that a vocabulary surely has
 
 
 @dataclass(frozen=True)
@@ -68,17 +67,13 @@ def _opened(path: str) -> Callable[[], list[Tensor]]:
 
 
 def _decoded(decoder: Decoder) -> list[Tensor]:
+    start = torch.zeros(decoder.batch, 1, dtype=torch.int64, device="cpu")
+    vocabulary = decoder.read(start).shape[-1]
     decoder.reset()
     generator, found = torch.Generator().manual_seed(0), []
     for count in _READS:
         if decoder.seen + count <= decoder.length:
-            tokens = torch.randint(
-                _TOKENS,
-                (decoder.batch, count),
-                generator=generator,
-                dtype=torch.int64,
-                device="cpu",
-            )
+            tokens = numbers(vocabulary, (decoder.batch, count), generator)
             found.append(decoder.read(tokens).clone())
     return found
 
@@ -91,11 +86,7 @@ def _inputs(runner: Runner) -> list[Tensor]:
         if view.dtype.is_floating_point:
             found.append(noise(view.sizes, generator).to(view.dtype))
         else:
-            found.append(
-                torch.randint(
-                    2, view.sizes, generator=generator, dtype=torch.int64, device="cpu"
-                ).to(view.dtype)
-            )
+            found.append(numbers(2, view.sizes, generator).to(view.dtype))
     return found
 
 

@@ -75,10 +75,7 @@ def _onnx(opened: OpenedModel, out: Path, max_length: int) -> None:
 
 
 def _program(opened: OpenedModel) -> torch.export.ExportedProgram:
-    kwargs = dict(opened.kwargs)
-    if getattr(getattr(opened.model, "config", None), "use_cache", False):
-        kwargs["use_cache"] = False
-    return torch.export.export(opened.model, opened.args, kwargs=kwargs)
+    return torch.export.export(opened.model, opened.args, kwargs=opened.kwargs_without_cache)
 
 
 FORMS: dict[str, Callable[[OpenedModel, Path, int], None]] = {

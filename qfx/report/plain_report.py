@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -15,11 +16,11 @@ FORMAT = 1
 
 
 def plain_report(report: Report) -> dict[str, Any]:
-    """Returns the numbers of a report. Times are in seconds, shares 0 to 1, SQNR in dB; an unknown
-    number is None. Rows have the fields of `Row`, `share`, the part of the error, and
-    `remedy`, what one may do about it."""
+    """Returns the numbers of a report. Times are in seconds, shares 0 to 1, SQNR in dB. None is
+    what is unknown, and an SQNR without any error, since JSON has no infinity. Rows have the fields
+    of `Row`, `share`, the part of the error, and `remedy`, what one may do about it."""
     whole = report.whole
-    return {
+    plain = {
         "format": FORMAT,
         "rows": [
             {**_row(row), "share": share}
@@ -40,6 +41,17 @@ def plain_report(report: Report) -> dict[str, Any]:
         "breaks": list(report.breaks),
         "notes": list(report.notes),
     }
+    found: dict[str, Any] = finite(plain)
+    return found
+
+
+def finite(value: Any) -> Any:
+    """Returns a copy of plain values in which numbers that are not finite are None."""
+    if isinstance(value, dict):
+        return {key: finite(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _row(row: Row) -> dict[str, Any]:

@@ -13,7 +13,7 @@ _REMEDIES = {
     "skipped by the pattern": "change skip",
     "not among only=": "change only",
     UNSEEN: "explain with other inputs",
-    "minimum_gain": "set minimum_gain=0, though int8 only costs time",
+    "minimum_gain": "set minimum_gain=0",
     "the recipe does not name it": "calibrate again",
     "the pinned plan does not name it": "pin the plan again",
 }

@@ -78,7 +78,8 @@ class Report:
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the numbers of the report as plain values, which `json.dump` writes. Times are in
-        seconds, shares 0 to 1, SQNR in dB; an unknown number is None."""
+        seconds, shares 0 to 1, SQNR in dB. None is what is unknown, and an SQNR without any error,
+        since JSON has no infinity."""
         return plain_report(self)
 
     def save_html(self, path: str | Path) -> None:

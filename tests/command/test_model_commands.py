@@ -40,7 +40,7 @@ def llama(folder: Path) -> Path:
 
 MODELS: dict[str, tuple[Callable[[Path], Path], tuple[str, ...]]] = {
     "llama": (models.llama, SMALL),
-    "bert": (models.bert, SMALL),
+    "bert": (models.bert, ()),  # with fewer positions than tokens by default
     "vit": (models.vit, ()),
     "program.pt2": (models.exported, ()),
     "model.gguf": (models.gguf, SMALL),

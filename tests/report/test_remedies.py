@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 
 import pytest
 import torch
@@ -27,7 +28,7 @@ class Net(nn.Module):
 OPTIONS = {
     "change skip": {"skip": ["up"], "minimum_gain": 0},
     "change only": {"only": ["down"], "minimum_gain": 0},
-    "set minimum_gain=0, though int8 only costs time": {"minimum_gain": 1000},
+    "set minimum_gain=0": {"minimum_gain": 1000},
     INT8: {"minimum_gain": 0},
 }
 
@@ -54,6 +55,12 @@ def test_a_report_is_plain_values() -> None:
     assert found["multiply_adds"]["all"] == report.macs[1]
     assert found["int8_matmuls"] == report.quantized
     assert report.weights is not None and found["weights"]["quantized"] == report.weights.quantized
+
+
+def test_json_has_no_infinity() -> None:
+    row = Row("a", "", "1x1x1", "s", "k", "why", sqnr_db=math.inf)
+    text = json.dumps(qfx.Report((row,), 1).to_dict(), allow_nan=False)
+    assert json.loads(text)["rows"][0]["sqnr_db"] is None
 
 
 def test_an_int8_row_needs_nothing() -> None:
