@@ -3,6 +3,7 @@
 docs/results.template.md has the text of the page and says which figures each table shows.
 
 `python -m benchmarks.results_page` rewrites both, docs/architectures.md and docs/census.md.
+`python -m benchmarks.charts` draws the charts of the page.
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ __all__ = [
     "sqnr",
     "trace",
 ]
-__version__ = "0.2.0.dev0"
+__version__ = "0.3.0"
 
 # Imported on first use, because they compile, take a second to import, or use files: name ->
 # (module, name there).

@@ -33,7 +33,8 @@ def generated(
     model: Any = opened.model
     tokenizer = opened.tokenizer
     if tokenizer is None or not getattr(model, "can_generate", bool)():
-        raise CommandError(f"{opened.where} has no language model with a tokenizer")
+        why = f" ({opened.no_tokenizer})" if opened.no_tokenizer else ""
+        raise CommandError(f"{opened.where} has no language model with a tokenizer{why}")
     given = tokenizer(prompt, return_tensors="pt")
     count = given["input_ids"].shape[1]
     if count == 0:

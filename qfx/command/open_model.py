@@ -19,7 +19,8 @@ from qfx.command.model_kinds import Kind, kind_of
 @dataclass(frozen=True)
 class OpenedModel:
     """A model in eval mode. `where`: what the user named. `example`: makes the inputs of one call,
-    when they are asked for. `tokenizer`: of transformers, None if the model has none. `folder`:
+    when they are asked for. `tokenizer`: of transformers, None if the model has none that can
+    be read, and `no_tokenizer` says why. `folder`:
     that of the configuration and tokenizer of a model of transformers, or its name; None for other
     models."""
 
@@ -29,6 +30,7 @@ class OpenedModel:
     example: Callable[[], tuple[tuple[Any, ...], dict[str, Any]]]
     tokenizer: Any = None
     folder: str | None = None
+    no_tokenizer: str = ""
 
     @cached_property
     def inputs(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -92,14 +94,14 @@ def open_model(
         found, folder = {}, like
         config = transformers.AutoConfig.from_pretrained(like)
         model = _loaded(transformers, where, config)
-    tokenizer = _tokenizer(transformers, folder, found)
+    tokenizer, no_tokenizer = _tokenizer(transformers, folder, found)
     with_text = text if text is not None else TEXT
     model.eval()
 
     def example() -> tuple[tuple[Any, ...], dict[str, Any]]:
         return (), example_inputs(model, config, tokenizer, with_text, batch, tokens)
 
-    return OpenedModel(kind, where, model, example, tokenizer, folder)
+    return OpenedModel(kind, where, model, example, tokenizer, folder, no_tokenizer)
 
 
 def _transformers(where: str) -> Any:
@@ -141,12 +143,12 @@ def _loaded(transformers: Any, where: str, config: Any) -> nn.Module:
     return qfx.load(where, skeleton)
 
 
-def _tokenizer(transformers: Any, folder: str, found: dict[str, str]) -> Any:
-    """Returns the tokenizer beside a model; None if there is none that can be read."""
+def _tokenizer(transformers: Any, folder: str, found: dict[str, str]) -> tuple[Any, str]:
+    """Returns the tokenizer beside a model; None, and why, if there is none that can be read."""
     try:
-        return transformers.AutoTokenizer.from_pretrained(folder, **found)
-    except Exception:  # each tokenizer has errors of its own
-        return None
+        return transformers.AutoTokenizer.from_pretrained(folder, **found), ""
+    except Exception as why:  # each tokenizer has errors of its own
+        return None, f"{type(why).__name__}: {why}"
 
 
 def _exported(where: str) -> OpenedModel:

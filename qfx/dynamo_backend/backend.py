@@ -14,15 +14,22 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 
 from qfx.cost.device_models import current_costs
 from qfx.dynamo_backend.program_compiler import program_compiler
 from qfx.dynamo_backend.recompilation import forget, mark_repacked, reporter
+from qfx.dynamo_backend.uncompiled_methods import METHODS, warn_of_method
 from qfx.graph.capture import clone, targets
 from qfx.graph.faults import is_fault
 from qfx.host.autograd import below_autograd
-from qfx.host.dynamo import aot_eager, before_captures, capture_recurrent, trace_artifact
+from qfx.host.dynamo import (
+    aot_eager,
+    before_captures,
+    before_methods,
+    capture_recurrent,
+    trace_artifact,
+)
 from qfx.host.frame import Surroundings, modules_to_run, surroundings
 from qfx.host.inductor import inductor
 from qfx.host.source_text import released_source_texts
@@ -94,7 +101,7 @@ def qfx(
 def _decide_on_recurrent(backend: Any) -> None:
     """Makes Dynamo capture the recurrent layers of the modules that run if each becomes int8, and
     warns of those that it leaves out."""
-    if getattr(backend, "compiler_fn", backend) is not qfx:
+    if not _is_qfx(backend):
         return
     modules = modules_to_run()
     layers = recurrent_capture.recurrent_layers(modules)
@@ -110,7 +117,17 @@ def _decide_on_recurrent(backend: Any) -> None:
             warnings.warn(text, stacklevel=2)
 
 
+def _is_qfx(backend: Any) -> bool:
+    return getattr(backend, "compiler_fn", backend) is qfx
+
+
+def _before_method(backend: Any, name: str, model: nn.Module) -> None:
+    if _is_qfx(backend):
+        warn_of_method(name, model)
+
+
 before_captures(_decide_on_recurrent)
+before_methods(METHODS, _before_method)
 
 
 def _forget() -> None:

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import wraps
 from types import CodeType, FrameType
 from typing import Any
 
@@ -168,12 +169,38 @@ def aot_eager() -> Callable[..., Any]:
     return aot_eager
 
 
+def before_methods(names: Iterable[str], function: Callable[[Any, str, nn.Module], None]) -> None:
+    """Calls `function(backend, name, model)` where a method of one of these names is called on what
+    `torch.compile(model)` returned. Such a method belongs to `model`, which is not compiled."""
+    from torch._dynamo.eval_frame import OptimizedModule, innermost_backend  # a second to import
+
+    read, watched = OptimizedModule.__getattr__, frozenset(names)
+
+    def __getattr__(self: Any, name: str) -> Any:
+        found = read(self, name)
+        if name not in watched or not callable(found):
+            return found
+
+        @wraps(found)
+        def method(*args: Any, **kwargs: Any) -> Any:
+            backend = innermost_backend(self.dynamo_ctx.callback)
+            function(backend, name, self._orig_mod)
+            return found(*args, **kwargs)
+
+        return method
+
+    OptimizedModule.__getattr__ = __getattr__  # type: ignore[method-assign]
+
+
 def uncompiled(model: Callable[..., Any]) -> Callable[..., Any]:
     """Returns the model without `torch.compile(model)` or `model.compile()` around it."""
     model = getattr(model, "_orig_mod", getattr(model, "_torchdynamo_orig_callable", model))
-    if getattr(model, "_compiled_call_impl", None) is not None:
-        return model.forward  # type: ignore[union-attr]
-    return model
+    return model.forward if is_compiled_in_place(model) else model  # type: ignore[union-attr]
+
+
+def is_compiled_in_place(model: Any) -> bool:
+    """Whether `model.compile()` was called."""
+    return getattr(model, "_compiled_call_impl", None) is not None
 
 
 def uncompiled_module(model: nn.Module) -> nn.Module:

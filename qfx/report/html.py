@@ -81,6 +81,7 @@ _COLUMNS = (
     Column("float µs", "of one call; ~ predicted by the cost model, else measured"),
     Column("int8 µs", "of one call; ~ predicted by the cost model, else measured"),
     Column("gain", "float time / int8 time"),
+    Column("bytes", "of the stored weight with its scales; bits of an element"),
     Column("reason", "why this scheme, or why float", False),
 )
 
@@ -121,6 +122,11 @@ def _line(row: Row, share: float | None) -> TableLine:
         _cell(about + "{:.0f}", row.float_s and row.float_s * 1e6),
         _cell(about + "{:.0f}", row.int8_s and row.int8_s * 1e6),
         _cell(about + "{:.2f}×", gain),  # noqa: RUF001
+        Cell(
+            "" if row.weight_bytes is None else f"{row.weight_bytes:,}",
+            row.weight_bytes,
+            "" if row.bits is None else f"{row.bits:.1f} bits",
+        ),
         Cell(row.reason),
     )
     return TableLine(row.scheme != "float", [cell.shown for cell in cells], remedy_of(row))
@@ -150,6 +156,11 @@ def _facts(report: Report) -> list[Fact]:
         facts.append(Fact(f"{whole.gain:.2f}×", "float time / int8 time of the whole model"))  # noqa: RUF001
     if whole is not None and whole.sqnr_db is not None:
         facts.append(Fact(f"{whole.sqnr_db:.1f} dB", "SQNR of the whole model's output"))
+    read = report.weights_read
+    if read is not None and read.floating:
+        times = f"{read.floating / read.stored:.2f}×"  # noqa: RUF001
+        sizes = f"{read.stored / 1e6:.3g} MB read a call, {read.floating / 1e6:.3g} MB in float"
+        facts.append(Fact(times, f"smaller weights: {sizes}"))
     ran = [row for row in report.rows if row.measured and row.float_s and row.int8_s]
     if ran:
         float_s, int8_s = sum(r.float_s or 0 for r in ran), sum(r.int8_s or 0 for r in ran)

@@ -31,6 +31,7 @@ def plain_report(report: Report) -> dict[str, Any]:
         "graphs": report.graphs,
         "multiply_adds": dict(zip(("int8", "all", "uncounted"), report.macs, strict=True)),
         "weights": None if report.weights is None else _weights(report),
+        "weights_read": None if report.weights_read is None else report.weights_read._asdict(),
         "whole": None
         if whole is None
         else {

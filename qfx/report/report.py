@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from qfx.nn.weight_bytes import WeightBytes, kinds
 from qfx.report.html import page
 from qfx.report.plain_report import plain_report
 from qfx.report.report_row import Row, float_rows, shares
+from qfx.report.weights_read import WeightsRead, weights_read
 from qfx.report.whole_model import WholeModel
 
 
@@ -64,7 +64,17 @@ class Report:
     def last_rows(self) -> tuple[Row, ...]:
         """The row of the whole model, which follows the rows of the matmuls; nothing if the whole
         model was not measured."""
-        return (self.whole.row,) if self.whole and self.whole.measured else ()
+        if self.whole is None or not self.whole.measured:
+            return ()
+        read = self.weights_read
+        row = self.whole.row
+        return (row if read is None else replace(row, weight_bytes=read.stored, bits=read.bits),)
+
+    @property
+    def weights_read(self) -> WeightsRead | None:
+        """The bytes of the weights that a call reads, as they are stored and in float; None if no
+        weight is known."""
+        return weights_read(self.rows, self.weights, self.beside)
 
     @property
     def of_whole(self) -> tuple[str, ...]:
@@ -98,7 +108,7 @@ class Report:
         note = "times: measured on this input; ~ predicted by the cost model"
         count = f"{self.quantized} of {self.total} matmuls in int8, {self.graphs} graph(s)"
         breaks = [_BREAKS, *map(printable, self.breaks)] if self.breaks else []
-        weights = _weights(self.rows, self.beside)
+        weights = "" if self.weights_read is None else str(self.weights_read)
         footer = (
             text,
             note,
@@ -152,19 +162,6 @@ def _printed(row: Row, share: float | None, guarded: bool) -> dict[str, str]:
         "int8 us": _us(row, row.int8_s),
         "reason": row.reason,
     }
-
-
-def _weights(rows: Sequence[Row], beside: WeightBytes | None) -> str:
-    """Returns a line that says how many bytes the weights of all matmuls take. A weight counts as
-    often as a call reads it; weights `beside` the rows count once."""
-    known = [(row.weight_bytes, row.bits) for row in rows if row.weight_bytes and row.bits]
-    others = sum(beside.multiplying.values()) if beside else 0
-    if not known and not others:
-        return ""
-    size = sum(stored for stored, _ in known) + others
-    elements = sum(8 * stored / bits for stored, bits in known)
-    elements += others / beside.item if beside else 0
-    return f"weights: {size / 1e6:.3g} MB read a call, {8 * size / elements:.2f} bits an element"
 
 
 def _us(row: Row, seconds: float | None) -> str:

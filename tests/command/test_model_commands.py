@@ -13,6 +13,7 @@ from typer.testing import CliRunner, Result
 
 import qfx._C as _C
 from qfx.command.app import app
+from qfx.command.errors import CommandError
 from tests.command import models
 
 SMALL = ("--tokens", "32")
@@ -150,6 +151,22 @@ WRONG = {
     "too many tokens": (("explain", "{llama}", "--tokens", "4000"), "256 positions"),
     "an exported program": (("quantize", "{file}.pt2", "{folder}/new"), "convert"),
 }
+
+
+def test_a_traceback_is_shown_where_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QFX_TRACEBACK", "1")
+    result = call("explain", "./nothing")
+    assert result.exit_code == 1 and isinstance(result.exception, CommandError)
+    assert isinstance(result.exc_info, tuple) and result.exc_info[2] is not None
+
+
+def test_generate_says_why_there_is_no_tokenizer(llama: Path, tmp_path: Path) -> None:
+    for name in ("config.json", "model.safetensors"):
+        (tmp_path / name).write_bytes((llama / name).read_bytes())
+    (tmp_path / "tokenizer.json").write_text("no tokenizer")
+    result = call("generate", tmp_path, "text")
+    assert result.exit_code == 1 and len(result.stderr.splitlines()) == 1
+    assert "no language model with a tokenizer (" in result.stderr
 
 
 @pytest.mark.parametrize("name", WRONG)

@@ -215,6 +215,32 @@ def test_captures_are_told_beforehand() -> None:
     torch._dynamo.reset()
 
 
+def test_methods_are_told_beforehand(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Feature: the warning that torch.compile(model).generate runs nothing of qfx."""
+    wrapper = torch._dynamo.eval_frame.OptimizedModule
+    monkeypatch.setattr(wrapper, "__getattr__", wrapper.__getattr__)
+
+    def backend(gm: Any, inputs: Any) -> Any:
+        return gm.forward
+
+    class WithMethods(Model):
+        def generate(self, x: Tensor, steps: int = 2) -> Tensor:
+            return x + steps
+
+        def other(self) -> int:
+            return 7
+
+    told: list[Any] = []
+    dynamo.before_methods(["generate"], lambda *found: told.append(found))
+    model = WithMethods()
+    compiled: Any = torch.compile(model, backend=backend)
+    assert inspect.signature(compiled.generate) == inspect.signature(model.generate)
+    assert compiled.other() == 7 and not told  # reading a method is no call of it
+    assert compiled.generate(1, steps=3) == 4
+    ((found, name, of),) = told
+    assert getattr(found, "compiler_fn", found) is backend and (name, of) == ("generate", model)
+
+
 def control_flow_is_known() -> None:
     assert {exc.RestartAnalysis, exc.SkipFrame} == {*dynamo.control_flow()}
     assert all(issubclass(kind, Exception) for kind in dynamo.control_flow())

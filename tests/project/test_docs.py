@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import results_page
+from benchmarks.charts import CHARTS, FOLDER, svg
 from benchmarks.results_age import unmarked
 from qfx.report.report import Report, Row
 from tests.lib.fresh_process import run_python
@@ -86,6 +87,15 @@ def test_source_files_without_a_folder_exist() -> None:
         (_name(page), name) for page in PAGES for name in NAMED_SOURCE.findall(page.read_text())
     }
     assert len(named) > 10 and {(page, name) for page, name in named if name not in there} == set()
+
+
+@pytest.mark.parametrize("name", CHARTS)
+def test_charts_show_what_the_files_say(name: str) -> None:
+    """Texts are compared, since another matplotlib draws other lines."""
+    drawn = svg(CHARTS[name], results_page.read())
+    texts = re.findall(r"<text [^>]*>(.*?)</text>", drawn)
+    assert len(texts) > 8
+    assert re.findall(r"<text [^>]*>(.*?)</text>", (FOLDER / f"{name}.svg").read_text()) == texts
 
 
 def test_the_first_table_of_the_readme_is_in_the_results() -> None:

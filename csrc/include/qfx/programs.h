@@ -67,7 +67,7 @@ typedef struct {
 /* What was read from a file, with its state: weights, cache, working memory. */
 typedef struct qfx_program qfx_program;
 
-/* The version of qfx, for example "0.2.0". Never NULL. */
+/* The version of qfx, for example "0.3.0". Never NULL. */
 QFX_API const char* qfx_version(void);
 
 /* What was wrong with the last call on this thread that did not return QFX_OK; "" if there was
