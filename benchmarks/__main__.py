@@ -39,6 +39,7 @@ QUESTIONS = (
     "decode",
     "first_token",
     "served",
+    "sentences",
 )
 
 

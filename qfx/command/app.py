@@ -31,7 +31,8 @@ Skip = Annotated[
     list[str] | None, typer.Option(help="A name or pattern of modules that stay float; repeatable.")
 ]
 Like = Annotated[
-    str | None, typer.Option(help="A transformers model of which a folder of qfx.save is.")
+    str | None,
+    typer.Option(help="The transformers model of a folder of qfx.save or a file of programs."),
 ]
 Batch = Annotated[int, typer.Option(min=1, help="Sequences or images of the example input.")]
 Tokens = Annotated[
@@ -177,15 +178,24 @@ def generate(
     prompt: Annotated[str, typer.Argument(help="The text that the model continues.")],
     new: Annotated[int, typer.Option(min=1, help="The largest number of new tokens.")] = 64,
     scheme: Scheme = None,
+    like: Like = None,
     threads: Threads = None,
     as_json: AsJson = False,
 ) -> None:
     """Continue a text with a language model, whose steps run as int8 programs."""
-    from qfx.command.generate import generated
-    from qfx.command.open_model import open_model
+    from qfx.command.generate import generated, generated_by_programs
+    from qfx.command.model_kinds import kind_of
+    from qfx.command.open_model import open_model, open_tokenizer
 
     _set_threads(threads)
-    found = generated(open_model(model), prompt, new, scheme, streamed=not as_json)
+    if kind_of(model) == "programs":
+        if scheme is not None:
+            raise ValueError(f"{model} has codes already: --scheme is for float models")
+        words = open_tokenizer(model, like)
+        found = generated_by_programs(model, *words, prompt, new, streamed=not as_json)
+    else:
+        opened = open_model(model, like=like)
+        found = generated(opened, prompt, new, scheme, streamed=not as_json)
     if as_json:
         print(json.dumps(asdict(found), indent=2))
         return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 import qfx
 from qfx.command.errors import CommandError
 from qfx.command.open_model import OpenedModel
+from qfx.generate.decoder import load_programs
 
 
 @dataclass(frozen=True)
@@ -44,10 +46,27 @@ def generated(
     begin = time.perf_counter()
     with torch.inference_mode():
         model.generate(**given, max_new_tokens=new, do_sample=False, streamer=stream)
-    times = [b - a for a, b in zip(stream.times, stream.times[1:], strict=False)]
-    later = sorted(times)[len(times) // 2] if times else None
-    text = tokenizer.decode(stream.tokens, skip_special_tokens=True)
-    return Generated(text, len(stream.tokens), stream.times[0] - begin, later)
+    return stream.generated(begin)
+
+
+def generated_by_programs(
+    path: str, tokenizer: Any, ends: Set[int], prompt: str, new: int, streamed: bool
+) -> Generated:
+    """Does the same with a decoder from a file of programs, whose tokens `tokenizer` knows; `ends`:
+    the tokens that end a text. Raises ValueError for another file, and for more tokens than its
+    cache holds."""
+    begin = time.perf_counter()
+    decoder = load_programs(path)
+    if decoder.batch != 1:
+        raise CommandError(f"{path} reads {decoder.batch} texts at a time, expected 1")
+    stream = _Stream(tokenizer, streamed)
+    given = tokenizer(prompt, return_tensors="pt")["input_ids"]
+    stream.put(given)
+    while len(stream.tokens) < new and not ends & {*stream.tokens[-1:]}:
+        given = decoder.read(given).argmax(-1, keepdim=True)
+        stream.put(given)
+    stream.end()
+    return stream.generated(begin)
 
 
 class _Stream:
@@ -72,3 +91,10 @@ class _Stream:
     def end(self) -> None:
         if self._streamed:
             print()
+
+    def generated(self, begin: float) -> Generated:
+        """Returns the text and its times, of which the first is counted from `begin`."""
+        times = sorted(b - a for a, b in zip(self.times, self.times[1:], strict=False))
+        later = times[len(times) // 2] if times else None
+        text = self._tokenizer.decode(self.tokens, skip_special_tokens=True)
+        return Generated(text, len(self.tokens), self.times[0] - begin, later)

@@ -74,7 +74,7 @@ def open_model(
     the files raise."""
     kind = kind_of(where)
     if kind == "programs":
-        raise CommandError(f"{where}: a file of programs is run by `qfx generate` and `qfx verify`")
+        raise CommandError(f"{where}: only `qfx generate` and `qfx verify` run files of programs")
     if kind == "exported":
         return _exported(where)
     transformers = _transformers(where)
@@ -141,6 +141,17 @@ def _loaded(transformers: Any, where: str, config: Any) -> nn.Module:
     with torch.device("meta"):
         skeleton = make(config).eval()
     return qfx.load(where, skeleton)
+
+
+def open_tokenizer(where: str, like: str | None) -> tuple[Any, set[int]]:
+    """Returns the tokenizer of the model `like`, of which the file of programs `where` is, and the
+    tokens that end a text. Raises CommandError without one."""
+    if like is None:
+        raise CommandError(f"{where} has no tokenizer: name its transformers model with --like")
+    tokenizer, why = _tokenizer(_transformers(where), like, {})
+    if tokenizer is None:
+        raise CommandError(f"{like} has no tokenizer ({why})")
+    return tokenizer, {tokenizer.eos_token_id} - {None}
 
 
 def _tokenizer(transformers: Any, folder: str, found: dict[str, str]) -> tuple[Any, str]:

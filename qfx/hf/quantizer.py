@@ -42,6 +42,7 @@ from qfx.nn.stored_modules import notify_listeners, stored_linears
 from qfx.nn.weight_faults import unquantizable, unserved_weight
 from qfx.values.scheme import Scheme
 from qfx.values.site_recipe import SiteRecipe
+from qfx.weights.offload import drop_file_pages
 
 WHO = "from_pretrained"
 
@@ -137,9 +138,10 @@ class QfxQuantizer(HfQuantizer):
             self.made[linear] = Conv.from_float(with_weight(linear, weight), self.hows[linear])
         else:
             holder = nn.Linear(1, 1, bias=False, device="meta", dtype=weight.dtype)
-            weight = weight.t() if is_transposed(linear) else weight
-            holder.weight = nn.Parameter(weight, requires_grad=False)
+            turned = weight.t() if is_transposed(linear) else weight
+            holder.weight = nn.Parameter(turned, requires_grad=False)
             self.made[linear] = Linear.from_float(holder, self.hows[linear])
+        drop_file_pages(weight)
         linear.weight._is_hf_initialized = True  # type: ignore[union-attr]
         return True
 

@@ -128,6 +128,20 @@ def test_generate_continues_a_text(llama: Path) -> None:
     assert printed.stdout.strip() == found["text"] and "tokens" in printed.stderr
 
 
+def test_generate_runs_a_file_of_programs(llama: Path, tmp_path: Path) -> None:
+    """The same tokens as the model that it was made of, and an end where the text ends."""
+    out, prompt = tmp_path / "programs.safetensors", "w3 w4 w5"
+    run("convert", llama, out, "--to", "programs", "--max-length", 64)
+    expected = json.loads(run("generate", llama, prompt, "--new", 8, "--scheme", "w8a8", "--json"))
+    found = json.loads(run("generate", out, prompt, "--new", 8, "--like", llama, "--json"))
+    assert (found["text"], found["tokens"]) == (expected["text"], expected["tokens"])
+    for words, why in [((), "--like"), (("--like", llama, "--scheme", "w4a8"), "codes already")]:
+        refused = call("generate", out, prompt, *words)
+        assert refused.exit_code == 1 and why in refused.stderr
+    too_long = call("generate", out, "w3 " * 65, "--like", llama)
+    assert too_long.exit_code == 1 and "do not fit into a cache of 64" in too_long.stderr
+
+
 def test_bench_runs_each_way(tmp_path: Path) -> None:
     rows = json.loads(run("bench", models.exported(tmp_path / "p.pt2"), "--rounds", 1, "--json"))
     assert [row["way"] for row in rows] == ["eager", "Inductor", "qfx", "qfx, inner=program"]

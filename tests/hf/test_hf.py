@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -355,3 +356,27 @@ def test_a_weight_that_is_not_finite_stays_float(tied: bool, tmp_path: Path) -> 
         assert torch.equal(
             again.get_submodule(name).weight.isnan(), model.get_submodule(name).weight.isnan()
         )
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="Linux")
+def test_no_page_of_the_float_file_stays_in_memory(tmp_path: Path) -> None:
+    """Weights are read through a mapping of the file. As long as it is mapped, each page that was
+    read counts as memory of the process, unless it is dropped."""
+    torch.manual_seed(0)
+    sizes = SIZES | {"hidden_size": 512, "intermediate_size": 2048}
+    LlamaForCausalLM(LlamaConfig(**sizes)).save_pretrained(tmp_path)
+    model = LlamaForCausalLM.from_pretrained(tmp_path, quantization_config=QfxConfig())
+    size = (tmp_path / "model.safetensors").stat().st_size
+    assert size > 2**25 and resident_pages(tmp_path / "model.safetensors") < 0.1 * size
+    assert isinstance(model.model.layers[0].mlp.up_proj, qfx.nn.Linear)
+
+
+def resident_pages(file: Path) -> int:
+    """The bytes of a file that are in memory through mappings of this process."""
+    found, of_file = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if re.match(r"[0-9a-f]+-[0-9a-f]+ ", line):
+            of_file = line.endswith(str(file))
+        elif of_file and line.startswith("Rss:"):
+            found += 1024 * int(line.split()[1])
+    return found
