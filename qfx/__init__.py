@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from qfx.plan.plan import Plan
     from qfx.report.explain_model import explain
     from qfx.report.report import Report
+    from qfx.report.saved_tensors import saved_tensors
 
 __all__ = [
     "PER_COLUMN",
@@ -82,6 +83,7 @@ __all__ = [
     "register_matmul",
     "rewrite",
     "save",
+    "saved_tensors",
     "sqnr",
     "trace",
 ]
@@ -105,6 +107,7 @@ _LAZY = {
     "register_matmul": ("match.spellings", "register_matmul"),
     "rewrite": ("pipeline", "rewrite"),
     "save": ("files.saving", "save"),
+    "saved_tensors": ("report.saved_tensors", "saved_tensors"),
     "trace": ("graph.capture", "trace"),
 }
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -163,6 +165,8 @@ def _tokenizer(transformers: Any, folder: str, found: dict[str, str]) -> tuple[A
 
 
 def _exported(where: str) -> OpenedModel:
+    with suppress(ImportError):  # a program may return the outputs of transformers
+        importlib.import_module("transformers.modeling_outputs")
     try:
         program = torch.export.load(where)
     except OSError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Sequence
 from functools import wraps
@@ -56,3 +57,20 @@ def without_autocast(function: Callable[Given, Result]) -> Callable[Given, Resul
             return function(*args, **kwargs)
 
     return plain
+
+
+def saved_by(node: Any) -> list[Any]:
+    """Returns the tensors that a node of autograd's graph saved, each through the hooks of
+    `saved_tensors_hooks`: those of operators and those of `autograd.Function`."""
+    if hasattr(node, "saved_tensors"):
+        return [each for each in node.saved_tensors if each is not None]
+    found = [getattr(node, name) for name in dir(node) if name.startswith("_saved_")]
+    lists = [each if isinstance(each, list | tuple) else [each] for each in found]
+    return [each for some in lists for each in some if isinstance(each, torch.Tensor)]
+
+
+def short_name(node: Any) -> str:
+    """Returns the name of the operator whose gradient a node computes: `Silu` for
+    `SiluBackward0`, `qfx::rotate` for one of ours."""
+    name = re.sub(r"Backward\d*$", "", node.name())
+    return re.sub(r"^BackwardOf_", "qfx::", name)

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, fx
 
+import qfx.weights.frozen_gradient  # noqa: F401  (registers an operator)
 from qfx.host.autograd import below_autograd, in_forward_mode
 from qfx.host.tensors import has_values
 from qfx.nn.dtypes import output_dtype
@@ -24,8 +25,8 @@ from qfx.ops.forms import Form, form_of, of_scheme, ste_code
 from qfx.ops.layout import layout_of
 from qfx.ops.lowering import Circumstance, LoweringStep, lower
 from qfx.ops.packing import Packing
-from qfx.ops.ste import weight_values
 from qfx.ops.storage import Values, packed_values, values_of
+from qfx.ops.weight_values import weight_values
 from qfx.values.scheme import Scheme
 from qfx.values.site_recipe import SiteRecipe
 from qfx.weights.cache import pack

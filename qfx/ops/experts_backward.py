@@ -16,7 +16,7 @@ from torch import Tensor
 
 from qfx.ops.code import Code
 from qfx.ops.registry import fake, gradient, in_python, no_gradient
-from qfx.ops.ste import weight_values
+from qfx.ops.weight_values import weight_values
 
 ops = torch.ops.qfx
 aten = torch.ops.aten

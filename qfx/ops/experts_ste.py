@@ -95,6 +95,7 @@ class _OneExpert(NamedTuple):
     w_per_tensor: int
     shape: tuple[int, int]
     x_dtype: torch.dtype
+    keeps_turned: bool = False
 
 
 @in_python(

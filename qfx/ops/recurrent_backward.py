@@ -16,7 +16,7 @@ from torch import Tensor
 from qfx.ops.code import Code
 from qfx.ops.recurrent import GRU_GATES, LSTM_GATES, steps_of
 from qfx.ops.registry import fake, gradient, in_python, no_gradient
-from qfx.ops.ste import weight_values
+from qfx.ops.weight_values import weight_values
 
 ops = torch.ops.qfx
 _OPERANDS = (

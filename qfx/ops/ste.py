@@ -18,13 +18,18 @@ import torch
 from torch import Tensor
 
 from qfx.ops.code import Code
+from qfx.ops.int8_gradients import (
+    gradient_product,
+    int8_weight_gradient,
+    turned_codes,
+    turned_weight,
+)
 from qfx.ops.layout import Layout
 from qfx.ops.linear import linear
 from qfx.ops.quantize import code_range
 from qfx.ops.registry import gradient, linear_fake, reference
 from qfx.ops.rotation import transformed_weight
-from qfx.ops.single_tensors import Quantized, dequantize
-from qfx.values.scheme import QSpec
+from qfx.ops.weight_values import weight_values
 
 ops = torch.ops.qfx
 _INPUTS = 12  # arguments of the operator
@@ -61,18 +66,6 @@ def linear_ste(
 linear_fake("linear_ste")
 
 
-def weight_values(weight: Tensor, layout: Sequence[int], k: int, dtype: torch.dtype) -> Tensor:
-    """Dequantizes a packed weight: returns w^ [N, K], the values that its codes represent.
-    Equations (Q5) (Q14)."""
-    fields = Layout(*layout)
-    codes, scale, zero, minimum = ops.unpack_weight(weight, list(layout), k)
-    found = Quantized(codes, scale, zero, QSpec(group=fields.scale_group))
-    if not fields.low_bit:
-        return dequantize(found, dtype)
-    least = minimum.repeat_interleave(fields.group, 1)[:, :k]
-    return (dequantize(found) + least).to(dtype)
-
-
 class SavedForBackward(NamedTuple):
     """The tensors saved for the backward."""
 
@@ -97,6 +90,7 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
             f"linear_ste: w is given, but the weight has the layout {list(layout)}; a weight that "
             "trains has 8 bits, one scale for each row and no zero points"
         )
+    ctx.keeps_turned = w is None
     again = w is not None and w_step is None
     q, scale, zero_point = codes if w is not None or x_step is not None else (None,) * 3
     saved = SavedForBackward(
@@ -143,10 +137,8 @@ def input_gradient(ctx: Any, saved: SavedForBackward, g: Tensor) -> tuple[Tensor
     if saved.seed is None:
         dx = g @ _weight(ctx, saved, g.dtype)
     else:
-        codes, scale = _weight_codes(ctx, saved)
         is_dx = saved.x_step is None and not _is_transformed(ctx, saved)  # nothing follows
-        dtype = ctx.x_dtype if is_dx else torch.float32
-        dx = _int8_product(g, scale, codes.t(), saved.seed, dtype)
+        dx = _int8_input_gradient(ctx, saved, g, ctx.x_dtype if is_dx else torch.float32)
     dx, dstep = dx.reshape(ctx.shape), None
     if saved.x_step is not None:
         q, zero_point = saved.q, saved.zero_point
@@ -156,6 +148,22 @@ def input_gradient(ctx: Any, saved: SavedForBackward, g: Tensor) -> tuple[Tensor
     if _is_transformed(ctx, saved):
         dx = ops.rotate(dx, saved.factor, ctx.code.rotation, True)
     return dx.to(ctx.x_dtype), dstep
+
+
+def _int8_input_gradient(
+    ctx: Any, saved: SavedForBackward, g: Tensor, dtype: torch.dtype
+) -> Tensor:
+    """Computes (T3). The transposed codes of a frozen weight that has its memory for itself, as
+    those of experts have not, are kept on the CPU."""
+    assert saved.seed is not None
+    k = ctx.shape[-1]
+    if saved.weight is None:
+        parts = turned_codes(*_weight_codes(ctx, saved))
+    elif ctx.keeps_turned and g.device.type == "cpu":
+        return ops.frozen_gradient(g, saved.weight, list(ctx.layout), k, saved.seed, dtype)  # type: ignore
+    else:
+        parts = turned_weight(saved.weight, list(ctx.layout), k)
+    return gradient_product(g, parts, k, saved.seed, dtype)
 
 
 def weight_gradient(ctx: Any, saved: SavedForBackward, g: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -168,7 +176,7 @@ def weight_gradient(ctx: Any, saved: SavedForBackward, g: Tensor) -> tuple[Tenso
             saved.w, g.t(), ops.dequantize(q, scale, zero_point, None, None, "none", g.dtype)
         )
     else:
-        dw = _int8_weight_gradient(g, scale, q, zero_point, saved.seed + 1)
+        dw = int8_weight_gradient(g, scale, q, zero_point, saved.seed + 1)
     dstep = None
     if saved.w_step is not None:
         codes, _ = _weight_codes(ctx, saved)
@@ -234,33 +242,6 @@ def _weight_codes(ctx: Any, saved: SavedForBackward) -> tuple[Tensor, Tensor]:
     else:
         q, scale, *_ = ops.unpack_weight(saved.weight, list(ctx.layout), ctx.shape[-1])
     return q, scale.reshape(-1)
-
-
-# --- the backward in int8: products of stochastically rounded gradients (T3) ---
-
-
-def _int8_product(
-    g: Tensor, factor: Tensor, codes: Tensor, seed: Tensor, dtype: torch.dtype
-) -> Tensor:
-    """Quantizes g [M, N] * factor [N], row by row and with stochastic rounding, and multiplies it
-    by codes [K, N] int8 -> [M, K]. Equation (T3)."""
-    q, scale, zero_point = ops.quantize(g, list(Code()), None, None, seed, factor)
-    k = codes.shape[0]
-    weight = ops.pack_weight(codes, scale.new_ones(k))
-    layout = list(Layout(k))
-    return ops.linear(q, scale, zero_point, weight, layout, None, "none", dtype)  # type: ignore[no-any-return]
-
-
-def _int8_weight_gradient(
-    g: Tensor, scale: Tensor, q: Tensor, zero_point: Tensor, seed: Tensor
-) -> Tensor:
-    """Computes sum_m g[m, n] scale[m] (q[m, k] - zero_point[m]) -> [N, K] in int8, with the zero
-    points as an additional column of q. Equation (T3)."""
-    rows = q.shape[0]
-    columns = torch.cat([q, zero_point.expand(rows, 1).to(torch.int8)], 1)
-    factor = scale.reshape(-1).expand(rows)
-    product = _int8_product(g.t(), factor, columns.t(), seed, torch.float32)
-    return product[:, :-1] - product[:, -1:]
 
 
 gradient("linear_ste", _setup, _formula)

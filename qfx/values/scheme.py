@@ -106,7 +106,7 @@ class Scheme:
             _check_weight_only(self.w)
         else:
             _check_activation(self.x, self.w)
-            _check_groups(self.x, self.w, self.backward)
+            _check_groups(self.x, self.w)
 
     def __deepcopy__(self, memo: Any) -> Scheme:
         return self  # frozen; guards of compiled graphs compare it at each call
@@ -189,7 +189,7 @@ def _check_activation(x: QSpec, w: QSpec) -> None:
         raise ValueError("Scheme: only one operand can be per column, the other takes its scales")
 
 
-def _check_groups(x: QSpec, w: QSpec, backward: str) -> None:
+def _check_groups(x: QSpec, w: QSpec) -> None:
     if x.group and w.group and x.group != w.group:
         raise ValueError(
             f"Scheme: the activation has groups of {x.group} and the weight of {w.group}; where "
@@ -198,11 +198,6 @@ def _check_groups(x: QSpec, w: QSpec, backward: str) -> None:
     if x.group and w.axes != PER_ROW:
         raise ValueError(
             f"Scheme: the activation {x} needs a weight with a scale for each row or group, not {w}"
-        )
-    if (x.group or w.grouped) and backward == "int8":
-        raise ValueError(
-            "Scheme: backward='int8' is for one scale a row and weights without zero points, not "
-            f"for x {x} and w {w}"
         )
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -89,6 +91,17 @@ def test_every_form_is_written(int8: Path, form: str, tmp_path: Path) -> None:
     out = tmp_path / f"model{suffix}"
     told = run("convert", int8, out, "--to", form, "--max-length", 64, *SMALL)
     assert out.exists() and "MB" in told
+
+
+def test_an_exported_model_of_transformers_is_read_by_another_process(
+    int8: Path, tmp_path: Path
+) -> None:
+    """Its outputs are a class that only transformers knows."""
+    run("convert", int8, tmp_path / "model.pt2", "--to", "exported", *SMALL)
+    command = [sys.executable, "-m", "qfx", "explain", str(tmp_path / "model.pt2"), "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["int8_matmuls"] == 15
 
 
 @pytest.mark.parametrize("form", ["qfx", "transformers"])

@@ -729,6 +729,18 @@ def graphs_keep_whole_operators() -> None:
     assert called == {torch.ops.aten.linear.default, torch.ops.aten.layer_norm.default}
 
 
+def saved_tensors_are_read() -> None:
+    x = torch.ones(3, requires_grad=True)
+    node = (x * x.detach()).grad_fn
+    assert [t.shape for t in autograd.saved_by(node)] == [(3,)]  # of x.detach() alone
+    assert autograd.short_name(node) == "Mul"
+    y = torch.cat([x, x]).relu()
+    assert torch.equal(autograd.saved_by(y.grad_fn)[0], y)
+    q = torch.ops.qfx.rotate(torch.ones(2, 16, requires_grad=True), torch.ones(16), 16)
+    assert len(autograd.saved_by(q.grad_fn)) == 1
+    assert autograd.short_name(q.grad_fn) == "qfx::rotate"
+
+
 CANARIES: dict[ModuleType, dict[Callable[[], None], str]] = {
     aten_graphs: {graphs_keep_whole_operators: "the inner compiler 'program'"},
     frame: {
@@ -776,6 +788,7 @@ CANARIES: dict[ModuleType, dict[Callable[[], None], str]] = {
         forward_mode_is_seen: "errors in the place of lost tangents",
         compiled_backward_is_seen: "compiled autograd keeps its products float",
         gradients_are_switched_in_graphs: "which matmuls of a graph train",
+        saved_tensors_are_read: "qfx.saved_tensors: what operators keep for the backward pass",
     },
     tensors: {
         fakes_are_known: "compiling at all: shapes of packed weights",

@@ -371,6 +371,11 @@ def _ste(row: Row, g: torch.Generator) -> tuple[Any, ...]:
     return (*operands, [*row.code, 8, 0], None, row.out_dtype, _factor(row, g))
 
 
+def _frozen(row: Row, g: torch.Generator) -> tuple[Any, ...]:
+    grad = torch.randn(math.prod(row.leading), row.n, generator=g).to(row.dtype)
+    return (grad, *_packed(row, g), row.k, _seed(g), row.out_dtype)
+
+
 def _quantize(row: Row, g: torch.Generator) -> tuple[Any, ...]:
     if row.given == "scale":
         return _static(row, g)
@@ -601,6 +606,7 @@ BUILDERS: dict[str, Callable[[Row, torch.Generator], tuple[Any, ...]]] = {
     "linear_float": _float,
     "linear_requantize": _requantize,
     "linear_ste": _ste,
+    "frozen_gradient": _frozen,
     "linear_guarded": _guarded,
     "binary_pack": lambda r, g: (_weight(r, g),),
     "binary_mm": lambda r, g: (_x(r, g), _packed_bits(r, g), r.n),
@@ -634,6 +640,7 @@ VARIANTS: dict[str, tuple[dict[str, Any], ...]] = {
             "experts",
             "experts_backward",
             "linear_ste",
+            "frozen_gradient",
             *_RECURRENT,
         ),
         _LAYOUTS,

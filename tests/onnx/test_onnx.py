@@ -16,7 +16,7 @@ from qfx.onnx.translations import Translations
 from qfx.ops import REFERENCES
 from qfx.ops.code import Code, code_of
 from qfx.ops.quantize import code_range
-from qfx.ops.ste import weight_values
+from qfx.ops.weight_values import weight_values
 from tests.lib.onnx_runtime import Session, exported
 from tests.nn.test_nn_linear import VARIED, made
 from tests.nn.test_nn_lowbit import made as made_packed

@@ -18,7 +18,7 @@ from qfx.ops.code import Code
 from qfx.ops.experts import gated
 from qfx.ops.experts_backward import gate_gradient
 from qfx.ops.layout import Layout
-from qfx.ops.ste import weight_values
+from qfx.ops.weight_values import weight_values
 from tests.conftest import on_threads, same_bits
 from tests.lib.live_bytes import most_bytes
 from tests.lib.several import Weights

@@ -21,7 +21,7 @@ from qfx.ops.code import Code
 from qfx.ops.header import MINIMUMS, NONE, ZERO_POINTS
 from qfx.ops.layout import Layout
 from qfx.ops.lowbit_packing import GROUPS, lowbit_size
-from qfx.ops.ste import weight_values
+from qfx.ops.weight_values import weight_values
 from tests.conftest import on_isa, on_threads, same_bits
 from tests.lib.pairs import pairs
 from tests.lib.strategies import FAULTY, FINITE, ISAS, LAYOUTS, POSITIVE, SEEDS, filled, strided

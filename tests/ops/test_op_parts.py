@@ -55,6 +55,7 @@ WITHOUT_GRADIENT = (
     "im2col_backward",
     "experts_backward",
     "linear_experts_backward",
+    "frozen_gradient",
     "lstm_backward",
     "gru_backward",
     "lstm_float",
@@ -92,6 +93,7 @@ WITHOUT_CUDA = {
         ("lstm", "lstm_backward", "lstm_float", "gru", "gru_backward", "gru_float"),
         "recurrent layers stay float on CUDA, where one launch of cuDNN runs all steps",
     ),
+    "frozen_gradient": "on CUDA a weight is turned at each step, by the operators that are there",
     "cut_weight": "weights are cut on the CPU, before they move to a GPU",
     "linear_guarded": "the guard falls back by row, which the host would have to wait for",
 }

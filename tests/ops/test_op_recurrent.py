@@ -15,7 +15,7 @@ import qfx._C as _C
 from qfx.ops.code import Code
 from qfx.ops.layout import Layout
 from qfx.ops.recurrent import exact_sigmoid, exact_tanh
-from qfx.ops.ste import weight_values
+from qfx.ops.weight_values import weight_values
 from tests.conftest import on_isa, on_threads, same_bits
 from tests.lib.several import Weights
 

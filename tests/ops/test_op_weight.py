@@ -18,8 +18,8 @@ from qfx.ops import REFERENCES
 from qfx.ops.code import Code
 from qfx.ops.header import MINIMUMS, NONE, ZERO_POINTS, header_of
 from qfx.ops.layout import Layout
-from qfx.ops.ste import weight_values
 from qfx.ops.weight import packed_size
+from qfx.ops.weight_values import weight_values
 from tests.conftest import on_isa, same_bits
 from tests.lib.pairs import pairs
 from tests.lib.strategies import ISAS, LAYOUTS, POSITIVE, SEEDS, SIZES, codes, strided

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from qfx.ops.code import Code
 from qfx.ops.recurrent import steps_of
-from qfx.ops.ste import weight_values
+from qfx.ops.weight_values import weight_values
 from tests.ops.test_op_recurrent import F32, Layer, layer
 
 ops = torch.ops.qfx

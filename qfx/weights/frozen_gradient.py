@@ -1,0 +1,63 @@
+"""frozen_gradient: the gradient of the input of a linear whose weight does not train, in int8,
+which keeps the transposed weight for the next step."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import qfx._C as _C
+from qfx.host.tensors import weak_storage
+from qfx.ops.int8_gradients import TurnedPart, gradient_product, turned_weight
+from qfx.ops.registry import fake, in_python, no_gradient
+from qfx.weights.change_detection import place_of
+from qfx.weights.memo import Memo
+
+_LOCK = threading.Lock()
+_KEPT: dict[Any, tuple[Any, Memo]] = {}  # place of a packed weight -> its storage, what was turned
+
+
+@in_python(
+    "(Tensor grad, Tensor weight, SymInt[] layout, SymInt k, Tensor seed, ScalarType dtype) "
+    "-> Tensor"
+)
+def frozen_gradient(
+    grad: Tensor,
+    weight: Tensor,
+    layout: Sequence[int],
+    k: int,
+    seed: Tensor,
+    dtype: torch.dtype,
+) -> Tensor:
+    """Computes grad [M, N] times a packed weight [N, k], in int8 on stochastically rounded
+    gradients: [M, k]. `seed` int64 [1]. Equation (T3).
+
+    The transposed codes, a byte for each element, are kept until the weight changes or is freed.
+    """
+    return gradient_product(grad, _turned(weight, list(layout), k), k, seed, dtype)
+
+
+@fake("frozen_gradient")
+def _(
+    grad: Tensor, weight: Tensor, layout: Sequence[int], k: int, seed: Tensor, dtype: torch.dtype
+) -> Tensor:
+    return grad.new_empty(grad.shape[0], k, dtype=dtype)
+
+
+no_gradient("frozen_gradient")
+
+
+def _turned(weight: Tensor, layout: list[int], k: int) -> list[TurnedPart]:
+    key = place_of(weight), (*layout, k), _C.isa()
+    with _LOCK:
+        if key not in _KEPT:
+            for freed in [each for each, (storage, _) in _KEPT.items() if storage.expired()]:
+                del _KEPT[freed]
+            _KEPT[key] = weak_storage(weight), Memo()
+        memo = _KEPT[key][1]
+    found: list[TurnedPart] = memo.get((weight,), lambda: turned_weight(weight, layout, k))
+    return found
