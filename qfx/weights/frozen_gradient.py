@@ -5,20 +5,29 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 
 import qfx._C as _C
 from qfx.host.tensors import weak_storage
 from qfx.ops.int8_gradients import TurnedPart, gradient_product, turned_weight
 from qfx.ops.registry import fake, in_python, no_gradient
-from qfx.weights.change_detection import place_of
-from qfx.weights.memo import Memo
+from qfx.weights.change_detection import Snapshot, place_of, snapshot
+
+
+class _Kept(NamedTuple):
+    """A packed weight that was turned: its storage, and its state at that time."""
+
+    storage: StorageWeakRef
+    of: Snapshot
+    parts: list[TurnedPart]
+
 
 _LOCK = threading.Lock()
-_KEPT: dict[Any, tuple[Any, Memo]] = {}  # place of a packed weight -> its storage, what was turned
+_KEPT: dict[Any, _Kept] = {}
 
 
 @in_python(
@@ -52,12 +61,16 @@ no_gradient("frozen_gradient")
 
 
 def _turned(weight: Tensor, layout: list[int], k: int) -> list[TurnedPart]:
+    """Returns the parts of a weight, kept from an earlier call if it has not changed. Steps of an
+    optimizer do not count as changes, since none trains a packed weight."""
     key = place_of(weight), (*layout, k), _C.isa()
     with _LOCK:
-        if key not in _KEPT:
-            for freed in [each for each, (storage, _) in _KEPT.items() if storage.expired()]:
-                del _KEPT[freed]
-            _KEPT[key] = weak_storage(weight), Memo()
-        memo = _KEPT[key][1]
-    found: list[TurnedPart] = memo.get((weight,), lambda: turned_weight(weight, layout, k))
-    return found
+        kept = _KEPT.get(key)
+    if kept is not None and not kept.storage.expired() and kept.of.unchanged((weight,)):
+        return kept.parts
+    kept = _Kept(weak_storage(weight), snapshot((weight,)), turned_weight(weight, layout, k))
+    with _LOCK:
+        for freed in [each for each, it in _KEPT.items() if it.storage.expired()]:
+            del _KEPT[freed]
+        _KEPT[key] = kept
+    return kept.parts
