@@ -74,8 +74,8 @@ lint: setup
 	$(BIN)/mypy --explicit-package-bases benchmarks examples/minilm.py
 	$(if $(CPP),$(BIN)/clang-format --dry-run -Werror $(CPP))
 
-# The documentation as a site, in build/site, which a browser opens without a server. Its tools need
-# Python 3.11.
+# The documentation as a site, in build/site. A browser opens its files; for the search serve them:
+# python -m http.server -d build/site. Its tools need Python 3.11.
 site: setup
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 

@@ -32,6 +32,7 @@ QUESTIONS = (
     "networks",
     "accuracy",
     "training",
+    "lora",
     "compiling",
     "cost",
     "architectures",

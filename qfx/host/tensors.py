@@ -102,6 +102,11 @@ def statically(condition: Any) -> bool:
     return condition if isinstance(condition, bool) else statically_known_true(condition)
 
 
+def view_base(tensor: Tensor) -> Tensor:
+    """Returns the tensor of which this one is a view, or this one itself."""
+    return tensor if tensor._base is None else tensor._base
+
+
 def storage_id(tensor: Tensor) -> int | None:
     """Returns a number that distinguishes living storages, or None for a tensor subclass without
     one."""

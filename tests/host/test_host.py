@@ -729,6 +729,11 @@ def graphs_keep_whole_operators() -> None:
     assert called == {torch.ops.aten.linear.default, torch.ops.aten.layer_norm.default}
 
 
+def views_know_their_base() -> None:
+    x = torch.ones(3, 4)
+    assert tensors.view_base(x.t()) is x and tensors.view_base(x) is x
+
+
 def saved_tensors_are_read() -> None:
     x = torch.ones(3, requires_grad=True)
     node = (x * x.detach()).grad_fn
@@ -792,6 +797,7 @@ CANARIES: dict[ModuleType, dict[Callable[[], None], str]] = {
     },
     tensors: {
         fakes_are_known: "compiling at all: shapes of packed weights",
+        views_know_their_base: "save_in_int8 leaves parameters as they are",
         shapes_are_propagated: "qfx.trace with example inputs",
         modes_are_left: "measuring costs while a graph is compiled",
         python_definitions_run: "nn.MultiheadAttention with symbolic sizes",

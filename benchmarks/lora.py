@@ -1,0 +1,175 @@
+"""LoRA on SmolLM2-135M: seconds of a step, memory, what autograd keeps, and losses on real text.
+
+Each way is a fresh process. It trains adapters of rank 8 on all linears but the head, 4 x 128
+tokens of news a step, other ones at each step, and ends with the loss of 16 passages that no step
+had.
+`step_s`: median processor seconds, the first three steps left out. `base_mb`: resident memory that
+loading the model added. `step_mb`: the peak of the steps above it.
+    python -m benchmarks lora [--ways 'float32,qfx int8'] [--steps 200] [--threads 1] [--save]
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from argparse import Namespace
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from statistics import mean, median
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from benchmarks import smollm
+from benchmarks.fresh import FailedError, call
+from benchmarks.question import Question, Row, chosen
+
+BATCH, TOKENS, HELD_OUT = 4, 128, 16
+RATE, UNTIMED, AVERAGED = 1e-3, 3, 8  # of steps: the first, and those whose losses are averaged
+ADAPTERS = {"lora_A", "lora_B"}
+
+
+class Way(NamedTuple):
+    """`scheme`, `backward`: of `qfx.Config`; None for a base that is not of qfx. `backend`: of
+    `torch.compile`. `library`: the package that quantizes the base to int8 in the place of qfx.
+    `saved`: under `qfx.save_in_int8`."""
+
+    dtype: torch.dtype = torch.float32
+    scheme: str | None = None
+    backward: str = "float"
+    backend: str | None = None
+    library: str = ""
+    saved: bool = False
+
+
+BF16 = torch.bfloat16
+WAYS = {
+    "float32": Way(),
+    "float32 Inductor": Way(backend="inductor"),
+    "qfx": Way(scheme="w8a8"),
+    "qfx int8 backward": Way(scheme="w8a8", backward="int8"),
+    "qfx int8 backward, compiled": Way(scheme="w8a8", backward="int8", backend="qfx"),
+    "qfx int8 backward, saved in int8": Way(scheme="w8a8", backward="int8", saved=True),
+    "qfx w4a8 int8 backward": Way(scheme="w4a8", backward="int8"),
+    "bitsandbytes int8": Way(library="bitsandbytes"),
+    "torchao int8 weights": Way(library="torchao"),
+    "bfloat16": Way(BF16),
+    "bfloat16 qfx int8 backward": Way(BF16, "w8a8", "int8"),
+    "bfloat16 qfx int8 backward, saved in int8": Way(BF16, "w8a8", "int8", saved=True),
+    "bfloat16 qfx int8 backward, compiled": Way(BF16, "w8a8", "int8", "qfx"),
+}
+
+
+def passages(tokenizer: Any, count: int) -> Tensor:
+    """Returns int64 [count, TOKENS]: news, one text after the other, from the beginning again where
+    they end."""
+    stream = [t for line in smollm.news_texts() for t in tokenizer(line).input_ids]
+    rows = torch.tensor(stream[: len(stream) // TOKENS * TOKENS]).reshape(-1, TOKENS)
+    return rows[torch.arange(count) % len(rows)]
+
+
+def _model(way: Way, folder: Path) -> Any:
+    from peft import LoraConfig, get_peft_model
+    from transformers import LlamaForCausalLM
+
+    import qfx
+
+    torch.manual_seed(0)
+    given = _quantization(way.library)
+    model: Any = LlamaForCausalLM.from_pretrained(folder, dtype=way.dtype, **given)
+    model.config.use_cache = False
+    for parameter in model.parameters() if not way.library else ():
+        parameter.data = parameter.data.clone()  # a mapped page would keep the file resident
+    if way.scheme is not None:
+        model = qfx.quantize_(model, qfx.Config(scheme=way.scheme, backward=way.backward))
+    return get_peft_model(model, LoraConfig(r=8, lora_alpha=16, target_modules="all-linear"))
+
+
+def _quantization(library: str) -> dict[str, Any]:
+    """Returns the arguments of from_pretrained by which another library quantizes."""
+    if library == "bitsandbytes":
+        from transformers import BitsAndBytesConfig
+
+        return {"quantization_config": BitsAndBytesConfig(load_in_8bit=True)}
+    if library == "torchao":
+        from torchao.quantization import Int8WeightOnlyConfig
+        from transformers import TorchAoConfig
+
+        return {"quantization_config": TorchAoConfig(Int8WeightOnlyConfig())}
+    return {}
+
+
+def _compiled(model: Any, way: Way) -> Callable[..., Any]:
+    if way.backend is None:
+        return model  # type: ignore[no-any-return]
+    if way.backend != "qfx":
+        return torch.compile(model, backend=way.backend)
+    options: Any = {"skip": [*ADAPTERS], "backward": way.backward}
+    return torch.compile(model, backend=way.backend, options=options)
+
+
+def measured(name: str, steps: int) -> Row:
+    """Trains in this process."""
+    from transformers import AutoTokenizer
+
+    import qfx
+
+    way, folder = WAYS[name], smollm.converted()
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    texts = passages(tokenizer, HELD_OUT + steps * BATCH)
+    before = _memory("VmRSS")
+    model = _model(way, folder)
+    loaded, run = _memory("VmRSS"), _compiled(model, way)
+    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    model.train()
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=RATE)
+    seconds, losses = [], []
+    for ids in texts[HELD_OUT:].split(BATCH):
+        start = time.process_time()
+        with qfx.save_in_int8() if way.saved else nullcontext():
+            loss = run(input_ids=ids, labels=ids).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        seconds.append(time.process_time() - start)
+        losses.append(loss.item())
+    peak = _memory("VmHWM")
+    saved = qfx.saved_tensors(model, input_ids=texts[:BATCH], labels=texts[:BATCH]).bytes
+    with torch.no_grad():
+        rows = texts[:HELD_OUT].split(BATCH)
+        held_out = mean(model.eval()(input_ids=ids, labels=ids).loss.item() for ids in rows)
+    return {
+        "step_s": round(median(seconds[UNTIMED:]), 3),
+        "base_mb": round((loaded - before) / 1e6),
+        "step_mb": round((peak - loaded) / 1e6),
+        **({} if way.backend or way.saved else {"saved_mb": round(saved / 1e6)}),
+        "loss_first": round(mean(losses[:AVERAGED]), 4),
+        "loss_last": round(mean(losses[-AVERAGED:]), 4),
+        "loss_held_out": round(held_out, 4),
+        "steps": steps,
+    }
+
+
+def _memory(name: str) -> int:
+    lines = Path(f"/proc/{os.getpid()}/status").read_text().splitlines()
+    return next(1024 * int(line.split()[1]) for line in lines if line.startswith(name))
+
+
+def tables(options: Namespace) -> Iterator[list[Row]]:
+    """Yields the row of each way when it is done."""
+    for way in chosen(options.ways, WAYS):
+        try:
+            yield [{"base": way, **call(measured, way, options.steps)}]
+        except FailedError as why:
+            yield [{"base": way, "reason": str(why)}]
+
+
+QUESTION = Question(
+    "What does a LoRA step on an int8 base cost, and what does the model learn?",
+    tables,
+    key=("base",),
+    options={"ways": list(WAYS), "steps": 30},
+    rounds=1,
+)

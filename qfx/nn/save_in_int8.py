@@ -1,0 +1,124 @@
+"""Activations that autograd saves for the backward pass, in 8 bits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+from weakref import WeakValueDictionary
+
+import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.overrides import TorchFunctionMode
+
+from qfx.host.tensors import is_fake, storage_id, view_base, weak_storage
+from qfx.ops.code import Code
+from qfx.values.limits import FLOATS
+from qfx.weights.change_detection import place_and_version
+
+ops = torch.ops.qfx
+# Functions whose gradients are sums of products of what they save, or smooth functions of it. A
+# quotient is not: a small divisor would become zero.
+FUNCTIONS = frozenset(
+    ("linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "mul", "pow", "square", "silu", "gelu",
+     "sigmoid", "tanh", "layer_norm", "rms_norm", "group_norm", "conv1d", "conv2d", "conv3d")
+)  # fmt: skip
+_OPERATORS = frozenset(("__mul__", "__rmul__", "__pow__", "__matmul__", "__rmatmul__"))
+_NARROW = 32  # features: below, scales would outweigh the codes
+_SMALL = 4096  # elements: below, nothing is gained
+
+
+class _Coded:
+    """Codes of a tensor: int8 with a scale for each row."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.shape, self.dtype = tensor.shape, tensor.dtype
+        rows = tensor.detach().reshape(-1, tensor.shape[-1])
+        seed = torch.randint(0, 2**62, (1,), dtype=torch.int64, device=tensor.device)
+        self.q, self.scale, self.zero_point = ops.quantize(rows, list(Code()), None, None, seed)
+
+    def values(self) -> Tensor:
+        found = ops.dequantize(self.q, self.scale, self.zero_point, None, None, "none", self.dtype)
+        return found.reshape(self.shape)  # type: ignore[no-any-return]
+
+
+class _Saved:
+    """The hooks of autograd. One tensor that several operators save has its codes once."""
+
+    def __init__(self) -> None:
+        self.exact: set[int | None] | None = None  # storages that stay; None: all stay
+        self._coded: WeakValueDictionary[Any, _Coded] = WeakValueDictionary()
+        self._alive: dict[Any, StorageWeakRef] = {}
+
+    def pack(self, tensor: Tensor) -> Tensor | _Coded:
+        if self.exact is None or not _is_large(tensor) or storage_id(tensor) in self.exact:
+            return tensor
+        key = place_and_version(tensor)
+        known, alive = self._coded.get(key), self._alive.get(key)
+        if known is None or alive is None or alive.expired():
+            known = self._coded[key] = _Coded(tensor)
+            self._alive[key] = weak_storage(tensor)
+        return known
+
+    @staticmethod
+    def unpack(saved: Tensor | _Coded) -> Tensor:
+        return saved.values() if isinstance(saved, _Coded) else saved
+
+
+def _is_large(tensor: Tensor) -> bool:
+    if tensor.dtype not in FLOATS or tensor.ndim < 2 or is_fake(tensor):
+        return False
+    return tensor.shape[-1] >= _NARROW and tensor.numel() >= _SMALL
+
+
+class _Calls(TorchFunctionMode):
+    """Tells the hooks which function runs, and which of its arguments exist anyway."""
+
+    def __init__(self, saved: _Saved) -> None:
+        super().__init__()
+        self._saved = saved
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        before, name = self._saved.exact, getattr(func, "__name__", "")
+        if name in FUNCTIONS or name in _OPERATORS:
+            given = [each for each in args if isinstance(each, Tensor)]
+            self._saved.exact = {storage_id(each) for each in given if _exists_anyway(each)}
+        else:
+            self._saved.exact = None
+        try:
+            return func(*args, **(kwargs or {}))
+        finally:
+            self._saved.exact = before
+
+
+def _exists_anyway(tensor: Tensor) -> bool:
+    """Whether a tensor is a parameter, an input, or a view of one."""
+    return tensor.is_leaf or view_base(tensor).is_leaf
+
+
+@contextmanager
+def save_in_int8() -> Iterator[None]:
+    """Context manager in which autograd saves large activations as int8 codes with a scale for each
+    row, stochastically rounded, a fourth of the bytes of float32.
+
+        with qfx.save_in_int8():
+            loss = model(input_ids=ids, labels=ids).loss
+        loss.backward()
+
+    It holds for the inputs of linears, matmuls, convolutions, products, norms and smooth
+    activation functions, [..., K] with K of at least 32 and at least 4096 elements. Parameters,
+    inputs of the model, attention, softmax and losses keep what they save, and so does a compiled
+    graph. The forward pass is unchanged; gradients become noisy estimates whose means are those
+    without it. Inside `torch.utils.checkpoint` nothing is saved that could be compressed.
+    """
+    saved = _Saved()
+    hooks = torch.autograd.graph.saved_tensors_hooks(saved.pack, saved.unpack)
+    with hooks, _Calls(saved):
+        yield
