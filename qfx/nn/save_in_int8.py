@@ -72,7 +72,7 @@ def _is_large(tensor: Tensor) -> bool:
     return tensor.shape[-1] >= _NARROW and tensor.numel() >= _SMALL
 
 
-class _Calls(TorchFunctionMode):
+class _FunctionWatch(TorchFunctionMode):
     """Tells the hooks which function runs, and which of its arguments exist anyway."""
 
     def __init__(self, saved: _Saved) -> None:
@@ -120,5 +120,5 @@ def save_in_int8() -> Iterator[None]:
     """
     saved = _Saved()
     hooks = torch.autograd.graph.saved_tensors_hooks(saved.pack, saved.unpack)
-    with hooks, _Calls(saved):
+    with hooks, _FunctionWatch(saved):
         yield

@@ -12,10 +12,11 @@ from typing import Any
 import torch
 from tabulate import tabulate
 from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from qfx.host.autograd import saved_by, short_name
 from qfx.host.frame import running_modules
-from qfx.host.tensors import storage_id
+from qfx.host.tensors import storage_id, weak_storage
 from qfx.report.whole_model import floating
 from qfx.weights.model_restore import unchanged
 
@@ -35,8 +36,8 @@ class SavedTensor:
 
 
 @dataclass(frozen=True)
-class SavedTensors:
-    """What a forward pass saved, in the order of the pass; prints as a table by class of module and
+class SavedReport:
+    """The tensors that a forward pass saved, in its order; prints as a table by class of module and
     operator. Tensors that existed before, such as parameters, packed weights and inputs, are left
     out."""
 
@@ -58,7 +59,7 @@ class SavedTensors:
         return f"{table}\n{self.bytes / 1e6:.2f} MB saved for the backward pass"
 
 
-def saved_tensors(model: Callable[..., Any], *inputs: Any, **keyword_inputs: Any) -> SavedTensors:
+def saved_tensors(model: Callable[..., Any], *inputs: Any, **keyword_inputs: Any) -> SavedReport:
     """Runs `model(*inputs, **keyword_inputs)` once with gradients, and returns the tensors that
     autograd saved for the backward pass.
 
@@ -96,19 +97,22 @@ def saved_tensors(model: Callable[..., Any], *inputs: Any, **keyword_inputs: Any
         storage = storage_id(tensor)
         if storage in before:
             continue
-        before.add(storage)
+        if storage is not None:
+            before[storage] = weak_storage(tensor)
         name, kind = ("", "") if module is None else (names[id(module)], type(module).__name__)
         size = tensor.nbytes if storage is None else tensor.untyped_storage().nbytes()
         rows.append(
             SavedTensor(name, kind, operators[index], tensor.dtype, tuple(tensor.shape), size)
         )
-    return SavedTensors(tuple(rows))
+    return SavedReport(tuple(rows))
 
 
-def _storages() -> set[int | None]:
-    """Returns the storages of all tensors of the process."""
+def _storages() -> dict[int | None, StorageWeakRef]:
+    """Returns the storages of all tensors of the process. As long as the references exist, no other
+    storage gets the number of one that is freed."""
     tensors = [each for each in gc.get_objects() if issubclass(type(each), Tensor)]
-    return {storage_id(tensor) for tensor in tensors} - {None}
+    known = {storage_id(tensor): tensor for tensor in tensors}
+    return {key: weak_storage(tensor) for key, tensor in known.items() if key is not None}
 
 
 def _operators(ends: list[Any], asked: list[int]) -> dict[int, str]:
