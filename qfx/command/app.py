@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
@@ -87,8 +90,11 @@ def explain(
     from qfx.command.open_model import open_model
 
     _set_threads(threads)
-    opened = open_model(model, like=like, batch=batch, tokens=tokens, text=text)
-    print(shown(explained(opened, _options(scheme, skip)), html, as_json))
+    with _working(f"reading {model}") as now:
+        opened = open_model(model, like=like, batch=batch, tokens=tokens, text=text)
+        now(f"running {model} in float and in int8")
+        report = explained(opened, _options(scheme, skip))
+    print(shown(report, html, as_json))
 
 
 @app.command()
@@ -109,8 +115,11 @@ def quantize(
     from qfx.command.quantize import quantized
     from qfx.command.write_model import write_model
 
-    opened = quantized(model, scheme, skip or [], batch=batch, tokens=tokens)
-    print(write_model(opened, out, to, max_length))
+    with _working(f"quantizing {model}") as now:
+        opened = quantized(model, scheme, skip or [], batch=batch, tokens=tokens)
+        now(f"writing {out}")
+        told = write_model(opened, out, to, max_length)
+    print(told)
 
 
 @app.command()
@@ -128,8 +137,11 @@ def convert(
     from qfx.command.open_model import open_model
     from qfx.command.write_model import write_model
 
-    opened = open_model(model, like=like, batch=batch, tokens=tokens)
-    print(write_model(opened, out, to, max_length))
+    with _working(f"reading {model}") as now:
+        opened = open_model(model, like=like, batch=batch, tokens=tokens)
+        now(f"writing {out}")
+        told = write_model(opened, out, to, max_length)
+    print(told)
 
 
 @app.command()
@@ -150,10 +162,9 @@ def bench(
     from qfx.report.plain_report import finite
 
     _set_threads(threads)
-    opened = open_model(model, like=like, batch=batch, tokens=tokens)
-    err = Console(stderr=True)
-    with err.status("") as status:
-        rows = timings(opened, _options(scheme, None) or {}, rounds, status.update)
+    with _working(f"reading {model}") as now:
+        opened = open_model(model, like=like, batch=batch, tokens=tokens)
+        rows = timings(opened, _options(scheme, None) or {}, rounds, now)
     if as_json:
         print(json.dumps(finite([asdict(row) for row in rows]), indent=2))
         return
@@ -221,7 +232,8 @@ def verify(
     from qfx.command.verify import compared, hashes_of
 
     if kind_of(model) == "programs":
-        found = hashes_of(model)
+        with _working(f"running {model}"):
+            found = hashes_of(model)
         right = found.agree and expect in (None, *found.by_isa.values())
         _print_facts(found.by_isa, as_json)
         if not right:
@@ -235,8 +247,17 @@ def verify(
         raise ValueError(f"{model} is no file of programs: name its float model with --reference")
     from qfx.command.open_model import open_model
 
-    db = compared(open_model(model, like=reference), open_model(reference))
+    with _working(f"comparing {model} with {reference}"):
+        db = compared(open_model(model, like=reference), open_model(reference))
     _print_facts({"SQNR, dB": "none" if db is None else f"{db:.1f}"}, as_json)
+
+
+@contextmanager
+def _working(text: str) -> Iterator[Callable[[str], None]]:
+    """Shows on a terminal's stderr what the command does, until it is done. Gives a function that
+    changes the text."""
+    with Console(stderr=True).status(escape(text)) as status:
+        yield lambda now: status.update(escape(now))
 
 
 def _options(scheme: str | None, skip: list[str] | None) -> dict[str, Any] | None:

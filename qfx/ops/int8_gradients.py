@@ -19,27 +19,28 @@ _APART = 2**40  # between the seeds of parts
 
 class TurnedPart(NamedTuple):
     """The rows `rows` of a weight w^ [N, K], transposed: the right operand of the product of a
-    gradient [M, N]. `packed`: the codes [K, rows] with scales of their rows. `factor` float32
-    [rows] multiplies the gradient; None for ones."""
+    gradient [M, N]. `rows`: None for all. `packed`: the codes [K, rows] with scales of their rows.
+    `factor` float32 [rows] multiplies the gradient; None for ones."""
 
-    rows: slice
+    rows: slice | None
     packed: Tensor
     factor: Tensor | None
 
 
-def parts_of_sum(terms: Any) -> list[slice]:
-    """Returns the parts of a sum that int32 can hold each."""
+def parts_of_sum(terms: Any) -> list[slice | None]:
+    """Returns the parts of a sum that int32 can hold each; None is all of it, which is not sliced:
+    torch.func has no rule for a slice that is everything."""
     if terms <= LARGEST_K:
-        return [slice(None)]
+        return [None]
     return [slice(begin, begin + LARGEST_K) for begin in range(0, int(terms), LARGEST_K)]
 
 
 def turned_codes(codes: Tensor, scale: Tensor) -> list[TurnedPart]:
     """Turns a weight with codes int8 [N, K] and a scale for each row, [N]: nothing is rounded."""
-    ones = scale.new_ones(codes.shape[1])
+    ones, parts = scale.new_ones(codes.shape[1]), parts_of_sum(codes.shape[0])
     return [
-        TurnedPart(rows, ops.pack_weight(codes[rows].t(), ones), scale[rows])
-        for rows in parts_of_sum(codes.shape[0])
+        TurnedPart(rows, ops.pack_weight(_of(codes, rows).t(), ones), _of(scale, rows))
+        for rows in parts
     ]
 
 
@@ -48,9 +49,13 @@ def turned_values(w: Tensor) -> list[TurnedPart]:
     to int8 with a scale of its own."""
     parts = []
     for rows in parts_of_sum(w.shape[0]):
-        q, scale, _ = ops.quantize(w[rows].t(), list(Code()))
+        q, scale, _ = ops.quantize(_of(w, rows).t(), list(Code()))
         parts.append(TurnedPart(rows, ops.pack_weight(q, scale.reshape(-1)), None))
     return parts
+
+
+def _of(tensor: Tensor, rows: slice | None) -> Tensor:
+    return tensor if rows is None else tensor[rows]
 
 
 def turned_weight(weight: Tensor, layout: Sequence[int], k: int) -> list[TurnedPart]:
@@ -71,9 +76,9 @@ def gradient_product(
     parts, found = [*parts], None
     for place, part in enumerate(parts):
         of_part = seed if place == 0 else seed + place * _APART
-        q, scale, zero_point = ops.quantize(
-            g[:, part.rows], list(Code()), None, None, of_part, part.factor
-        )
+        columns = g if part.rows is None else g[:, part.rows]
+        how = list(Code()), None, None, of_part, part.factor
+        q, scale, zero_point = ops.quantize(columns, *how)
         result = dtype if len(parts) == 1 else torch.float32
         y = ops.linear(q, scale, zero_point, part.packed, list(Layout(k)), None, "none", result)
         found = y if found is None else found + y

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils.flop_counter import register_flop_formula
 
 import qfx._C as _C
 from qfx.host.tensors import weak_storage
@@ -55,6 +56,11 @@ def _(
     grad: Tensor, weight: Tensor, layout: Sequence[int], k: int, seed: Tensor, dtype: torch.dtype
 ) -> Tensor:
     return grad.new_empty(grad.shape[0], k, dtype=dtype)
+
+
+@register_flop_formula(torch.ops.qfx.frozen_gradient, get_raw=True)
+def _flops(grad: Tensor, weight: Tensor, layout: Sequence[int], k: int, *_: Any, **__: Any) -> int:
+    return 2 * grad.numel() * k
 
 
 no_gradient("frozen_gradient")

@@ -55,6 +55,16 @@ def test_modules_are_counted_as_those_that_they_replace(scheme: str, trains: boo
         assert counted(step, nn.Sequential(nn.Linear(K, N), nn.Linear(N, K))) == expected
 
 
+@pytest.mark.parametrize("scheme", ["w8a8", "w8a8-groups", "w4a8"])
+def test_int8_gradients_below_frozen_weights_are_counted(scheme: str) -> None:
+    """At the first step, which turns the weight, and at later ones."""
+    net = nn.Sequential(nn.Linear(K, N), nn.ReLU(), nn.Linear(N, K))
+    model = qfx.quantize_(net, qfx.Config(scheme=scheme, backward="int8"))
+    x = torch.randn(2, M, K, requires_grad=True)
+    for _ in range(2):
+        assert counted(lambda: model(x).sum().backward()) == 2 * 2 * (2 * 2 * M * K * N)
+
+
 def test_a_compiled_model_is_counted() -> None:
     net = nn.Sequential(nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 256)).eval()
     x = torch.randn(M, 256)

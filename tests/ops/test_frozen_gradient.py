@@ -142,6 +142,16 @@ def test_nothing_is_kept_of_a_weight_that_is_freed() -> None:
     assert len(frozen_gradient._KEPT) <= len(alive) + 1
 
 
+@pytest.mark.parametrize("scheme", ["w8a8", "w4a8"])
+def test_batched_gradients_are_those_one_by_one(scheme: str) -> None:
+    x = torch.randn(5, 128, requires_grad=True)
+    y = stack(scheme, "int8")(x)
+    batch = torch.randn(3, *y.shape, generator=torch.Generator().manual_seed(0))
+    (batched,) = torch.autograd.grad(y, x, batch, is_grads_batched=True, retain_graph=True)
+    single = [torch.autograd.grad(y, x, g, retain_graph=True)[0] for g in batch]
+    assert torch.equal(batched, torch.stack(single))
+
+
 def stack(scheme: str, backward: str) -> torch.nn.Sequential:
     torch.manual_seed(0)
     linears = torch.nn.Sequential(*(torch.nn.Linear(128, 128) for _ in range(3)))
