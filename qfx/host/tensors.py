@@ -116,7 +116,10 @@ def storage_id(tensor: Tensor) -> int | None:
         return None
 
 
-def weak_storage(tensor: Tensor) -> StorageWeakRef:
+WeakStorage = StorageWeakRef
+
+
+def weak_storage(tensor: Tensor) -> WeakStorage:
     """Returns a weak reference to a tensor's memory. The reference is `expired()` once nothing owns
     the memory. Until then no other memory has the same `storage_id`; later the number may be
     used again."""

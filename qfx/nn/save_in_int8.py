@@ -9,10 +9,9 @@ from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
-from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
 
-from qfx.host.tensors import is_fake, storage_id, view_base, weak_storage
+from qfx.host.tensors import WeakStorage, is_fake, storage_id, view_base, weak_storage
 from qfx.ops.code import Code
 from qfx.values.limits import FLOATS
 from qfx.weights.change_detection import place_and_version
@@ -21,10 +20,12 @@ ops = torch.ops.qfx
 # Functions whose gradients are sums of products of what they save, or smooth functions of it. A
 # quotient is not: a small divisor would become zero.
 FUNCTIONS = frozenset(
-    ("linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "mul", "pow", "square", "silu", "gelu",
-     "sigmoid", "tanh", "layer_norm", "rms_norm", "group_norm", "conv1d", "conv2d", "conv3d")
+    ("linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "mul", "square", "silu", "gelu",
+     "sigmoid", "tanh", "layer_norm", "rms_norm", "group_norm", "conv1d", "conv2d", "conv3d",
+     "__mul__", "__rmul__", "__matmul__", "__rmatmul__")
 )  # fmt: skip
-_OPERATORS = frozenset(("__mul__", "__rmul__", "__pow__", "__matmul__", "__rmatmul__"))
+_POWERS = frozenset(("pow", "__pow__"))
+_EXPONENTS = (2, 3)  # a root or an inverse is a quotient
 _NARROW = 32  # features: below, scales would outweigh the codes
 _SMALL = 4096  # elements: below, nothing is gained
 
@@ -49,7 +50,7 @@ class _Saved:
     def __init__(self) -> None:
         self.exact: set[int | None] | None = None  # storages that stay; None: all stay
         self._coded: WeakValueDictionary[Any, _Coded] = WeakValueDictionary()
-        self._alive: dict[Any, StorageWeakRef] = {}
+        self._alive: dict[Any, WeakStorage] = {}
 
     def pack(self, tensor: Tensor) -> Tensor | _Coded:
         if self.exact is None or not _is_large(tensor) or storage_id(tensor) in self.exact:
@@ -87,7 +88,7 @@ class _FunctionWatch(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         before, name = self._saved.exact, getattr(func, "__name__", "")
-        if name in FUNCTIONS or name in _OPERATORS:
+        if name in FUNCTIONS or (name in _POWERS and _is_square_or_cube(args)):
             given = [each for each in args if isinstance(each, Tensor)]
             self._saved.exact = {storage_id(each) for each in given if _exists_anyway(each)}
         else:
@@ -96,6 +97,11 @@ class _FunctionWatch(TorchFunctionMode):
             return func(*args, **(kwargs or {}))
         finally:
             self._saved.exact = before
+
+
+def _is_square_or_cube(args: Sequence[Any]) -> bool:
+    exponent = args[1] if len(args) > 1 else None
+    return isinstance(exponent, int | float) and exponent in _EXPONENTS
 
 
 def _exists_anyway(tensor: Tensor) -> bool:
@@ -115,8 +121,9 @@ def save_in_int8() -> Iterator[None]:
     It holds for the inputs of linears, matmuls, convolutions, products, norms and smooth
     activation functions, [..., K] with K of at least 32 and at least 4096 elements. Parameters,
     inputs of the model, attention, softmax and losses keep what they save, and so does a compiled
-    graph. The forward pass is unchanged; gradients become noisy estimates whose means are those
-    without it. Inside `torch.utils.checkpoint` nothing is saved that could be compressed.
+    graph. The forward pass is unchanged, except that the seeds of the rounding are drawn from the
+    default generator, from which dropout draws too. Gradients become noisy estimates. What
+    `torch.utils.checkpoint` runs again is not compressed.
     """
     saved = _Saved()
     hooks = torch.autograd.graph.saved_tensors_hooks(saved.pack, saved.unpack)

@@ -12,11 +12,10 @@ from typing import Any
 import torch
 from tabulate import tabulate
 from torch import Tensor, nn
-from torch.multiprocessing.reductions import StorageWeakRef
 
 from qfx.host.autograd import saved_by, short_name
 from qfx.host.frame import running_modules
-from qfx.host.tensors import storage_id, weak_storage
+from qfx.host.tensors import WeakStorage, storage_id, weak_storage
 from qfx.report.whole_model import floating
 from qfx.weights.model_restore import unchanged
 
@@ -107,7 +106,7 @@ def saved_tensors(model: Callable[..., Any], *inputs: Any, **keyword_inputs: Any
     return SavedReport(tuple(rows))
 
 
-def _storages() -> dict[int | None, StorageWeakRef]:
+def _storages() -> dict[int | None, WeakStorage]:
     """Returns the storages of all tensors of the process. As long as the references exist, no other
     storage gets the number of one that is freed."""
     tensors = [each for each in gc.get_objects() if issubclass(type(each), Tensor)]

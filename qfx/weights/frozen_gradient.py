@@ -9,11 +9,10 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.flop_counter import register_flop_formula
 
 import qfx._C as _C
-from qfx.host.tensors import weak_storage
+from qfx.host.tensors import WeakStorage, weak_storage
 from qfx.ops.int8_gradients import TurnedPart, gradient_product, turned_weight
 from qfx.ops.registry import fake, in_python, no_gradient
 from qfx.weights.change_detection import Snapshot, place_of, snapshot
@@ -22,7 +21,7 @@ from qfx.weights.change_detection import Snapshot, place_of, snapshot
 class _Kept(NamedTuple):
     """A packed weight that was turned: its storage, and its state at that time."""
 
-    storage: StorageWeakRef
+    storage: WeakStorage
     of: Snapshot
     parts: list[TurnedPart]
 
