@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from peft import LoraConfig, get_peft_model
 from torch import Tensor
 
 import qfx
@@ -140,6 +141,48 @@ def test_nothing_is_kept_of_a_weight_that_is_freed() -> None:
         gradient(torch.ones(1, 24), *drawn(QSpec(), 24, 64, seed), 64)
     alive = [kept for kept in frozen_gradient._KEPT.values() if not kept.storage.expired()]
     assert len(frozen_gradient._KEPT) <= len(alive) + 1
+
+
+def one_element(weight: Any, model: Any) -> None:
+    with torch.no_grad():
+        weight[0, 0] = 3.0
+
+
+def halved(weight: Any, model: Any) -> None:
+    with torch.no_grad():
+        weight.mul_(0.5)
+
+
+def other_data(weight: Any, model: Any) -> None:
+    weight.data = torch.randn(128, 128)
+
+
+@pytest.mark.parametrize("scheme", ["w8a8", "w4a8"])
+@pytest.mark.parametrize(
+    "change", [lambda _, model: model.merge_adapter(), one_element, halved, other_data]
+)
+def test_whoever_changes_the_base_is_noticed(
+    scheme: str, change: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The gradient after a change has the bits that it has where nothing is kept."""
+    base = stack(scheme, "int8")
+    weight = base[0].weight
+    model: Any = get_peft_model(base, LoraConfig(r=4, target_modules=["0", "1"]))
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.05)
+    x = torch.randn(16, 128, requires_grad=True)
+
+    def gradient_of_x() -> Tensor:
+        torch.manual_seed(0)
+        (found,) = torch.autograd.grad(model(x).square().sum(), x)
+        return found
+
+    before = gradient_of_x()
+    change(weight, model)
+    after = gradient_of_x()
+    monkeypatch.setattr(frozen_gradient, "_KEPT", {})
+    assert torch.equal(gradient_of_x(), after) and not torch.equal(after, before)
 
 
 @pytest.mark.parametrize("scheme", ["w8a8", "w4a8"])
