@@ -11,7 +11,6 @@ need an older transformers, in `--peers`; docs/measuring.md has the lines that i
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import subprocess
@@ -32,11 +31,12 @@ from benchmarks.converted import made
 from benchmarks.question import Question, Row, chosen
 from benchmarks.sentences_engine import WAYS
 from benchmarks.smollm import news_texts
+from benchmarks.worker import ask
 from examples import minilm
 
 ENGINE = Path(__file__).with_name("sentences_engine.py")
 BASELINE = "float32"
-ANSWER, LOG = "# ", 300  # what an answer begins with; characters of an error that are shown
+LOG = 300  # characters of an error that are shown
 # What sentence-transformers reads besides the files of transformers.
 MODULES = {
     "modules.json": "84e40c8e006c9b1d6c122e02cba9b02458120b5fb0c87b746c41e0207cf642cf",
@@ -113,16 +113,10 @@ class Encoder:
 
     def ask(self, question: Any) -> Any:
         """Returns the answer to a line of JSON."""
-        asked, answers = self.process.stdin, self.process.stdout
-        assert asked is not None and answers is not None
-        asked.write(json.dumps(question) + "\n")
-        asked.flush()
-        printed = ""
-        for line in answers:
-            if line.startswith(ANSWER):
-                return json.loads(line.removeprefix(ANSWER))
-            printed += line
-        raise RuntimeError(f"Its process ended: {_last(printed)}")
+        try:
+            return ask(self.process, question)
+        except RuntimeError as why:
+            raise RuntimeError(f"Its process ended: {_last(str(why))}") from None
 
     def encode(self, texts: Texts, save: str = "") -> Row:
         answer: Row = self.ask({"texts": texts.texts, "batch": texts.batch, "save": save})

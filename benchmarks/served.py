@@ -10,7 +10,6 @@ length of all prompts instead.
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 from argparse import Namespace
@@ -22,10 +21,11 @@ from typing import Any, NamedTuple
 from benchmarks.compressed import compressed
 from benchmarks.decode_models import MODELS, text
 from benchmarks.question import Question, Row, chosen
+from benchmarks.worker import ask
 
 LENGTHS, NEW = (16, 32, 64, 128, 192, 256), 32  # tokens: of the prompts in turn, new ones
 KEY = ("model", "way", "requests")
-ANSWER, LOG = "# ", 400  # what an answer begins with; characters of a log that are shown
+LOG = 400  # characters of a log that are shown
 
 
 class Served(NamedTuple):
@@ -87,16 +87,10 @@ class Engine:
     def ask(self, question: Any) -> Any:
         """Returns the answer to a line of JSON. Raises RuntimeError, with the end of what the
         process printed, if it ends instead."""
-        asked, answers = self.process.stdin, self.process.stdout
-        assert asked is not None and answers is not None
-        asked.write(json.dumps(question) + "\n")
-        asked.flush()
-        printed = ""
-        for line in answers:
-            if line.startswith(ANSWER):
-                return json.loads(line.removeprefix(ANSWER))
-            printed += line
-        raise RuntimeError(f"vLLM ended: ...{printed[-LOG:]}")
+        try:
+            return ask(self.process, question)
+        except RuntimeError as why:
+            raise RuntimeError(f"vLLM ended: ...{str(why)[-LOG:]}") from None
 
     def end(self) -> None:
         self.process.kill()

@@ -89,7 +89,8 @@ class _FunctionWatch(TorchFunctionMode):
     ) -> Any:
         before, name = self._saved.exact, getattr(func, "__name__", "")
         if name in FUNCTIONS or (name in _POWERS and _is_square_or_cube(args)):
-            given = [each for each in args if isinstance(each, Tensor)]
+            values = (*args, *(kwargs or {}).values())
+            given = [each for each in values if isinstance(each, Tensor)]
             self._saved.exact = {storage_id(each) for each in given if _exists_anyway(each)}
         else:
             self._saved.exact = None

@@ -115,6 +115,13 @@ def test_what_needs_its_values_keeps_them(function: Callable[[Tensor], Tensor]) 
     assert torch.allclose(found, exact, rtol=0.05, atol=0.05 * float(exact.abs().max()))
 
 
+def test_weights_that_are_given_by_name_stay(coded: list[tuple[int, ...]]) -> None:
+    weight = torch.randn(128, 128, requires_grad=True)
+    with qfx.save_in_int8():
+        F.linear(X.clone().requires_grad_() + 0, weight=weight)
+    assert coded == [(64, 128)]
+
+
 def test_small_and_narrow_tensors_stay_and_parameters_too() -> None:
     model = nn.Sequential(nn.Linear(8, 16), nn.SiLU(), nn.Linear(16, 8))
     x = torch.randn(1024, 8)
