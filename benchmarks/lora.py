@@ -62,12 +62,13 @@ WAYS = {
 }
 
 
-def passages(tokenizer: Any, count: int) -> Tensor:
-    """Returns int64 [count, TOKENS]: news, one text after the other, from the beginning again where
-    they end."""
+def passages(tokenizer: Any, count: int) -> tuple[Tensor, Tensor]:
+    """Returns news, one text after the other, as int64 [count, TOKENS] to train on, from the
+    beginning again where they end, and [HELD_OUT, TOKENS] of others."""
     stream = [t for line in smollm.news_texts() for t in tokenizer(line).input_ids]
     rows = torch.tensor(stream[: len(stream) // TOKENS * TOKENS]).reshape(-1, TOKENS)
-    return rows[torch.arange(count) % len(rows)]
+    held_out, rows = rows.tensor_split([HELD_OUT])
+    return rows[torch.arange(count) % len(rows)], held_out
 
 
 def _model(way: Way, folder: Path) -> Any:
@@ -118,7 +119,7 @@ def measured(name: str, steps: int) -> Row:
 
     way, folder = WAYS[name], smollm.converted()
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    texts = passages(tokenizer, HELD_OUT + steps * BATCH)
+    texts, others = passages(tokenizer, steps * BATCH)
     before = _memory("VmRSS")
     model = _model(way, folder)
     loaded, run = _memory("VmRSS"), _compiled(model, way)
@@ -126,7 +127,7 @@ def measured(name: str, steps: int) -> Row:
     model.train()
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=RATE)
     seconds, losses = [], []
-    for ids in texts[HELD_OUT:].split(BATCH):
+    for ids in texts.split(BATCH):
         start = time.process_time()
         with qfx.save_in_int8() if way.saved else nullcontext():
             loss = run(input_ids=ids, labels=ids).loss
@@ -138,7 +139,7 @@ def measured(name: str, steps: int) -> Row:
     peak = _memory("VmHWM")
     saved = qfx.saved_tensors(model, input_ids=texts[:BATCH], labels=texts[:BATCH]).bytes
     with torch.no_grad():
-        rows = texts[:HELD_OUT].split(BATCH)
+        rows = others.split(BATCH)
         held_out = mean(model.eval()(input_ids=ids, labels=ids).loss.item() for ids in rows)
     return {
         "step_s": round(median(seconds[UNTIMED:]), 3),
@@ -146,6 +147,7 @@ def measured(name: str, steps: int) -> Row:
         "step_mb": round((peak - loaded) / 1e6),
         **({} if way.backend or way.saved else {"saved_mb": round(saved / 1e6)}),
         "loss_first": round(mean(losses[:AVERAGED]), 4),
+        "loss_middle": round(mean(losses[: steps // 2][-AVERAGED:]), 4),
         "loss_last": round(mean(losses[-AVERAGED:]), 4),
         "loss_held_out": round(held_out, 4),
         "steps": steps,

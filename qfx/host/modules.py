@@ -62,6 +62,11 @@ def backward_hooks(module: nn.Module) -> Iterable[Any]:
     return chain(module._backward_pre_hooks.values(), module._backward_hooks.values())
 
 
+def is_watched(module: nn.Module) -> bool:
+    """Whether hooks run with the calls of a module or their gradients."""
+    return any(True for _ in chain(forward_hooks(module), backward_hooks(module)))
+
+
 def global_hooks() -> int:
     """Returns the number of hooks on the calls of all modules."""
     kinds = ("forward_pre", "forward", "backward_pre", "backward")

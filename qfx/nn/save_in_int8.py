@@ -22,7 +22,7 @@ ops = torch.ops.qfx
 FUNCTIONS = frozenset(
     ("linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "mul", "square", "silu", "gelu",
      "sigmoid", "tanh", "layer_norm", "rms_norm", "group_norm", "conv1d", "conv2d", "conv3d",
-     "__mul__", "__rmul__", "__matmul__", "__rmatmul__")
+     "__mul__", "__rmul__", "__matmul__", "__rmatmul__", "lora_update")
 )  # fmt: skip
 _POWERS = frozenset(("pow", "__pow__"))
 _EXPONENTS = (2, 3)  # a root or an inverse is a quotient

@@ -13,6 +13,7 @@ from qfx.nn.embedding import Embedding
 from qfx.nn.linear import Linear
 from qfx.nn.linear_like import is_embedding, is_linear
 from qfx.nn.loading import StoredModule
+from qfx.nn.lora_modules import fuse_adapters
 from qfx.nn.modules_to_save import watch_wrappers
 from qfx.nn.scheme_tensor import read_any
 from qfx.nn.sign_linear import SignLinear
@@ -28,7 +29,7 @@ NAMES: dict[Any, str] = {
     StackedWeight: "a product of int8 experts",
 }
 # Functions that are called with each model in which such modules were created or loaded.
-LISTENERS: list[Callable[[nn.Module], None]] = [watch_wrappers]
+LISTENERS: list[Callable[[nn.Module], None]] = [watch_wrappers, fuse_adapters]
 
 
 def notify_listeners(model: nn.Module) -> None:

@@ -53,15 +53,14 @@ def test_a_compiled_model_keeps_codes() -> None:
 
 
 def test_adapters_keep_their_input_once() -> None:
-    """The base and both of its adapters read the same input."""
+    """The base and its adapter read the same input; the adapter keeps its product of 4 features
+    too."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.SiLU(), nn.Linear(64, 32))
     peft = get_peft_model(qfx.quantize_(model), LoraConfig(r=4, target_modules=["1"]))
     found = counted(peft, X.clone().requires_grad_())
-    inside = {name: size for (name, _), size in found.items()}
-    of_a = "base_model.model.1.lora_A.default"
-    assert inside[of_a] == 64 * FLOATS and inside["base_model.model.1.lora_B.default"] == 4 * FLOATS
-    assert sum(found.values()) == 68 * FLOATS
+    layer = "base_model.model.1"
+    assert {name: size for (name, _), size in found.items()} == {layer: 68 * FLOATS}
 
 
 def test_checkpointing_keeps_the_inputs_alone() -> None:
