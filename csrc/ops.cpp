@@ -21,6 +21,7 @@ STABLE_TORCH_LIBRARY(QFX_LIBRARY, m) {
   m.def("int8_bmm(Tensor a_q, Tensor a_zero_point, Tensor b_q) -> Tensor");
   m.def("int8_bmm_dynamic(Tensor a, Tensor b, int[] axes, int bits, bool symmetric, int b_bits, ScalarType out_dtype) -> Tensor");
   m.def("int8_attention(Tensor q, Tensor k, Tensor v, Tensor? mask, float scale, bool causal, ScalarType out_dtype) -> Tensor");
+  m.def("int8_attention_backward(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor? mask, float scale, bool causal) -> (Tensor, Tensor, Tensor)");
   m.def("attention_decode(Tensor q, Tensor k, Tensor v, Tensor? mask, float scale, bool causal, ScalarType out_dtype) -> Tensor");
   m.def("attention_append(Tensor q, Tensor past_k, Tensor k, Tensor past_v, Tensor v, Tensor? mask, float scale, bool causal, ScalarType out_dtype) -> (Tensor, Tensor, Tensor)");
   m.def("kv_write(Tensor(a!) keys, Tensor(b!) key_scale, Tensor(c!) values, Tensor(d!) value_scale, Tensor k, Tensor v, Tensor places) -> ()");

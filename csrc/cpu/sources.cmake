@@ -3,6 +3,7 @@
 # What computes, which needs nothing but threads (cpu/core/threads.h): a library links one kind.
 set(QFX_CPU_SOURCES
   attention/attention.cpp
+  attention/backward.cpp
   attention/cache.cpp
   attention/cache_attend.cpp
   attention/cache_codes.cpp
@@ -11,10 +12,12 @@ set(QFX_CPU_SOURCES
   attention/cache_rows.cpp
   attention/decode.cpp
   attention/float_tiles.cpp
+  attention/head_gradient.cpp
   attention/keys.cpp
   attention/mask.cpp
   attention/rows.cpp
   attention/shares.cpp
+  attention/transposed_codes.cpp
   binary/gemm.cpp
   binary/pack.cpp
   binary/ref.cpp

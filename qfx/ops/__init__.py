@@ -6,6 +6,7 @@ import sys
 
 from qfx.ops import (
     attention,
+    attention_backward,
     attention_decode,
     binary,
     bmm,
@@ -38,6 +39,7 @@ __all__ = [
     "FAKES",
     "REFERENCES",
     "attention",
+    "attention_backward",
     "attention_decode",
     "binary",
     "bmm",

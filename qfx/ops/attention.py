@@ -1,5 +1,5 @@
-"""int8_attention: softmax(q k^T) v with both matmuls in int8. This module contains the reference,
-the fake implementation and the gradient.
+"""int8_attention: softmax(q k^T) v with both matmuls in int8. This module contains the reference
+and the fake implementation; `attention_backward` has the gradient.
 
 See docs/numerics.md (A1) to (A6).
 """
@@ -14,7 +14,7 @@ from torch import Tensor
 from qfx.ops.code import Code
 from qfx.ops.heads import added, batch_of, matched
 from qfx.ops.quantize import SMALLEST_SCALE, quantize, rotate
-from qfx.ops.registry import fake, no_gradient, reference
+from qfx.ops.registry import fake, reference
 
 PROBABILITY_MAX = 65535  # the largest integer that represents a probability
 SMALLEST_WEIGHT = -60.0  # x = t - top below this counts as -inf: the weight is 0
@@ -42,19 +42,9 @@ def int8_attention(
     m, n, e = q.shape[-2], k.shape[-2], v.shape[-1]
     if m == 0 or n == 0:
         return q.new_zeros((*q.shape[:-1], e), dtype=out_dtype)
-    b = added(mask, causal, m, n, q.device).expand(*q.shape[:-1], n)  # (A1)
-    seen = b != -math.inf
-    keys = k.float() if causal else _centered(k.float(), seen)
-    q_codes, q_scale = _codes(q)  # (A3)
-    k_codes, k_scale = _codes(keys)
-    v_codes, v_scale = _codes(v)
-    k_scale = torch.where(v_scale.isfinite(), k_scale, math.nan)
+    v_codes, v_scale = codes_of_heads(v)  # (A3)
+    w = weights(q, k, added(mask, causal, m, n, q.device), scale, causal, v_scale)
     v_scale = torch.where(v_scale.isfinite() & (v_scale > SMALLEST_SCALE), v_scale, 0.0)
-    acc = (q_codes.double() @ k_codes.double().mT).float()
-    t = (acc * ((q_scale * scale) * k_scale.mT) + b).masked_fill(~seen, -math.inf)
-    top = t.amax(-1, keepdim=True)
-    x = t - top.masked_fill(top == -math.inf, 0)
-    w = x.exp().masked_fill(x < SMALLEST_WEIGHT, 0)  # (A4)
     total = w.sum(-1, keepdim=True)
     u = w * v_scale.mT  # (A5)
     most = u.amax(-1, keepdim=True).clamp_min(SMALLEST_TOP)
@@ -65,13 +55,34 @@ def int8_attention(
     return y.to(out_dtype)
 
 
+def weights(
+    q: Tensor, k: Tensor, b: Tensor, scale: float, causal: bool, v_scale: Tensor
+) -> Tensor:
+    """Returns the weights float32 [*B, M, N] of the keys, which become probabilities when they are
+    divided by their sum. `b`: what `added` returns. `v_scale` [*B, N, 1]: the scales of the values;
+    where one is not finite, rows that see it are NaN. (A1) to (A4)"""
+    b = b.expand(*q.shape[:-1], k.shape[-2])
+    seen = b != -math.inf
+    keys = k.float() if causal else _centered(k.float(), seen)
+    q_codes, q_scale = codes_of_heads(q)
+    k_codes, k_scale = codes_of_heads(keys)
+    k_scale = torch.where(v_scale.isfinite(), k_scale, math.nan)
+    acc = (q_codes.double() @ k_codes.double().mT).float()
+    t = (acc * ((q_scale * scale) * k_scale.mT) + b).masked_fill(~seen, -math.inf)
+    top = t.amax(-1, keepdim=True)
+    x = t - top.masked_fill(top == -math.inf, 0)
+    return x.exp().masked_fill(x < SMALLEST_WEIGHT, 0)
+
+
 def rotation_of_heads(features: int | None) -> int:
     """Returns the size of the blocks in which attention rotates so many features; 0 for none.
     (A3)"""
     return next((block for block in (64, 16) if features and features % block == 0), 0)
 
 
-def _codes(x: Tensor) -> tuple[Tensor, Tensor]:
+def codes_of_heads(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns the codes int8 of queries, keys or values [*B, M, D], rotated, and their scales [*B,
+    M, 1]. (A3)"""
     codes, scale, _ = quantize(x, Code(rotation=rotation_of_heads(x.shape[-1])))
     return codes, scale
 
@@ -98,6 +109,3 @@ def _(
     out_dtype: torch.dtype,
 ) -> Tensor:
     return q.new_empty((*batch_of(q, k, v), q.shape[-2], v.shape[-1]), dtype=out_dtype)
-
-
-no_gradient("int8_attention")

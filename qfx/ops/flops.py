@@ -37,6 +37,12 @@ def _linear(x: Tensor, *_: Any, out_val: Any = None, **__: Any) -> int:
     return 2 * y.numel() * x.shape[-1]
 
 
+@register_flop_formula(ops.int8_attention_backward, get_raw=True)
+def _attention_backward(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, *_: Any, **__: Any) -> int:
+    """Counts three products of scores with D features, and two with E."""
+    return 2 * math.prod(q.shape[:-1]) * k.shape[-2] * (3 * q.shape[-1] + 2 * v.shape[-1])
+
+
 @register_flop_formula(ops.linears, get_raw=True)
 def _linears(x: Tensor, *_: Any, out_val: Sequence[Tensor] = (), **__: Any) -> int:
     return sum(2 * y.numel() * x.shape[-1] for y in out_val)

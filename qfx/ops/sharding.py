@@ -30,6 +30,7 @@ _BY_ROWS: dict[Any, tuple[tuple[str, ...], int]] = {
 }
 _BY_HEADS = {
     ops.int8_attention.default: (("q", "k", "v", "mask"), 1),
+    ops.int8_attention_backward.default: (("grad", "q", "k", "v", "mask"), 3),
     ops.attention_decode.default: (("q", "k", "v", "mask"), 1),
 }
 _HEAD_DIMS = 2  # the last two, tokens and features, are not cut

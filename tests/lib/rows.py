@@ -442,6 +442,11 @@ def _attention(row: Row, g: torch.Generator) -> tuple[Any, ...]:
     return (q, k, v, mask, row.k**-0.5 if row.k else 1.0, row.bits < 8, row.out_dtype)
 
 
+def _attention_backward(row: Row, g: torch.Generator) -> tuple[Any, ...]:
+    *operands, dtype = _attention(row, g)
+    return (torch.randn(operands[0].shape, generator=g).to(dtype), *operands)
+
+
 def _append(row: Row, g: torch.Generator) -> tuple[Any, ...]:
     """Makes operands in which the last third of the keys is new."""
     q, k, v, *rest = _attention(row, g)
@@ -576,6 +581,7 @@ BUILDERS: dict[str, Callable[[Row, torch.Generator], tuple[Any, ...]]] = {
     "int8_bmm": _bmm,
     "int8_bmm_dynamic": _bmm_dynamic,
     "int8_attention": _attention,
+    "int8_attention_backward": _attention_backward,
     "attention_decode": _attention,
     "attention_append": _append,
     "kv_write": _kv_write,
@@ -702,6 +708,9 @@ CACHED = (
     "kv_attention_pages",
 )  # fmt: skip
 _TYPES = (torch.float32, torch.bfloat16, torch.float16)
+_ATTENTIONS = (
+    "int8_attention", "int8_attention_backward", "attention_decode", "attention_append",
+)  # fmt: skip
 # Enough work in every operator, including packing, to be divided among threads.
 THREADED = [
     *_each(BUILDERS, leading=(300,), k=130, n=600),
@@ -863,7 +872,7 @@ ROWS += [
 ]
 ROWS += [
     Row(op, leading, k, n, dtype, dtype, bits=bits, symmetric=symmetric)
-    for op in ("int8_attention", "attention_decode", "attention_append")
+    for op in _ATTENTIONS
     for dtype in _TYPES
     for leading, k, n in (((2, 3, 50), 64, 70), ((7, 13), 33, 40), ((2, 1), 16, 100))
     for bits in (8, 7)  # fewer than 8 bits: causal
@@ -871,7 +880,7 @@ ROWS += [
 ]
 ROWS += [
     Row(op, (2, 6, 20), 32, 40, bits=bits, symmetric=symmetric, group=group)
-    for op in ("int8_attention", "attention_decode", "attention_append")
+    for op in _ATTENTIONS
     for group in (2, 6)
     for bits in (8, 7)
     for symmetric in (True, False)
@@ -956,7 +965,7 @@ def reached(row: Row) -> list[Hashable]:
     found += [(row.op, row.w_bits, row.shift), (row.op, codes, sizes["m"])]
     if "attention" in row.op or row.op.startswith("kv_"):
         found.append((row.op, row.bits, row.symmetric, row.group > 0))
-    if row.op == "int8_attention":
+    if row.op in ("int8_attention", "int8_attention_backward"):
         found.append((row.bits, row.symmetric, sizes["k"]))
     if row.op.startswith("kv_attention") and row.k % 2 == 0:
         kinds = (("of", row.group), row.k)

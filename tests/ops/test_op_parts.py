@@ -41,7 +41,7 @@ INTEGERS_OUT = ("binary_pack", "binary_mm", "pack_weight")  # autograd takes the
 WITHOUT_GRADIENT = (
     "quantize",
     "fake_quantize",
-    "int8_attention",
+    "int8_attention_backward",
     "attention_decode",
     "attention_append",
     "kv_keys",
@@ -67,7 +67,7 @@ WITHOUT_GRADIENT = (
 # Operators without CUDA kernels, and why.
 WITHOUT_CUDA = {
     **dict.fromkeys(
-        ("int8_attention", "attention_decode", "attention_append"),
+        ("int8_attention", "int8_attention_backward", "attention_decode", "attention_append"),
         "attention stays float on CUDA, where the float kernels keep to tensor cores",
     ),
     **dict.fromkeys(
@@ -148,6 +148,15 @@ def _grown(q: Tensor, past_k: Tensor, k: Tensor, past_v: Tensor, v: Tensor, *res
     return q, torch.cat([past_k, k], -2), torch.cat([past_v, v], -2), *rest
 
 
+def _close_gradients(got: tuple[Tensor, ...], expected: tuple[Tensor, ...]) -> None:
+    """An exponential that is not quite the reference's moves a code by one now and then."""
+    for g, e in zip(got, expected, strict=True):
+        assert g.dtype == e.dtype and g.shape == e.shape
+        few = e.numel() < 4096
+        error, norm = (g.double() - e.double()).norm(), e.double().norm()
+        assert error <= (0.02 if few else 2e-3) * norm + 1e-6
+
+
 @pytest.mark.parametrize("row", ROWS, ids=str)
 def test_kernel_equals_reference(row: Row) -> None:
     """On every instruction set; the last that is printed is the one that fails."""
@@ -168,8 +177,10 @@ def assert_equals(
 def equality(
     row: Row, arguments: tuple[Any, ...], expected: tuple[Tensor, ...]
 ) -> Callable[[tuple[Tensor, ...]], None]:
-    """What asserts that results are these, bit for bit; the first of attentions within their
-    bounds, and activations, which approximate, within 4 * 2^-24 * max(1, |v|)."""
+    """What asserts that results are these, bit for bit; gradients of attention but for a few
+    codes; the first of attentions within their bounds, and activations, which approximate, within 4 * 2^-24 * max(1, |v|)."""
+    if row.op == "int8_attention_backward":
+        return lambda got: _close_gradients(got, expected)
     exact, bound = expected[0].double(), None
     if row.op == "int8_attention":
         bound = _attention_bound(*arguments)

@@ -23,7 +23,11 @@ class Heads {
     const int64_t panels = (a_.k.rows + kPanel - 1) / kPanel;
     const int64_t elements = count() * a_.k.rows * (a_.k.columns + a_.v.columns);
     const int64_t threads = threads_for(elements * kStepsPerElement);
-    spread(threads, count(), [&](int64_t i) { find_center(kernels_, a_, first_ + i, codes_[i]); });
+    spread(threads, count(), [&](int64_t i) {
+      const int64_t head = first_ + i;
+      find_center(kernels_, a_, a_.keys[head].k, a_.queries[head * a_.group()].mask,
+                  codes_[i].center, codes_[i].centered);
+    });
     spread(threads, count() * panels, [&](int64_t i) {
       pack_panel(kernels_, a_, first_ + i / panels, i % panels, codes_[i / panels]);
     });

@@ -51,20 +51,6 @@ void quantize_panel(const Kernels& kernels, const FloatMatrix& x, int64_t first,
   std::memset(q + count * stride, 0, (kPanel - count) * stride);
 }
 
-void pack_keys(const Kernels& kernels, const FloatMatrix& k, int64_t first, int64_t count,
-               const HeadCodes& out) {
-  thread_local Scratch scratch;
-  const int64_t depth = out.k.padded_k;
-  int8_t* q = scratch.get<int8_t>(kPanel * depth);
-  float* scale = out.k_scale + first;
-  quantize_panel(kernels, k, first, count, *out.centered ? out.center : nullptr, scale, q, depth);
-  for (int64_t r = 0; r < kPanel; ++r) {
-    scale[r] = r >= count ? 0.f : std::isfinite(scale[r]) ? scale[r] : std::nanf("");
-  }
-  kernels.attention->interleave_keys(q, depth, depth / kGroup, out.k_blocks + first * depth,
-                                     out.k_sums + first);
-}
-
 void pack_values(const Kernels& kernels, const FloatMatrix& v, int64_t first, int64_t count,
                  const HeadCodes& out) {
   thread_local Scratch scratch;
@@ -113,6 +99,19 @@ void sum_seen(const Kernels& kernels, const FloatMatrix& k, const uint8_t* seen,
 
 }  // namespace
 
+void pack_as_keys(const Kernels& kernels, const FloatMatrix& x, int64_t first, int64_t count,
+                  const KeyPanels& out) {
+  thread_local Scratch scratch;
+  int8_t* q = scratch.get<int8_t>(kPanel * out.depth);
+  float* scale = out.scale + first;
+  quantize_panel(kernels, x, first, count, out.center, scale, q, out.depth);
+  for (int64_t r = 0; r < kPanel; ++r) {
+    scale[r] = r >= count ? 0.f : std::isfinite(scale[r]) ? scale[r] : std::nanf("");
+  }
+  kernels.attention->interleave_keys(q, out.depth, out.depth / kGroup,
+                                     out.blocks + first * out.depth, out.sums + first);
+}
+
 HeadCodes::HeadCodes(const HeadSizes& size, char* memory) {
   Parts parts(memory);
   const int64_t np = size.padded_n(), ep = size.padded_e();
@@ -129,22 +128,23 @@ HeadCodes::HeadCodes(const HeadSizes& size, char* memory) {
   bytes = parts.taken();
 }
 
-void find_center(const Kernels& kernels, const Attention& a, int64_t head, const HeadCodes& out) {
+void find_center(const Kernels& kernels, const Attention& a, const void* keys, const char* mask,
+                 float* center, bool* centered) {
   thread_local Scratch scratch;
   uint8_t* seen = scratch.get<uint8_t>(a.k.rows);
-  const Mask mask = at(a.mask, a.queries[head * a.group()].mask);
-  *out.centered = !a.causal && all_see_the_same(kernels, mask, a.q.rows, a.k.rows, seen);
-  if (!*out.centered) return;
-  std::fill_n(out.center, round_up(a.k.columns, kPanel), 0.f);
-  sum_seen(kernels, at(a.k, a.keys[head].k), seen, out.center);
+  const Mask whole = at(a.mask, mask);
+  *centered = !a.causal && all_see_the_same(kernels, whole, a.q.rows, a.k.rows, seen);
+  if (!*centered) return;
+  std::fill_n(center, round_up(a.k.columns, kPanel), 0.f);
+  sum_seen(kernels, at(a.k, keys), seen, center);
   const int64_t count = std::count(seen, seen + a.k.rows, uint8_t{1});
-  for (int64_t d = 0; d < a.k.columns; ++d) out.center[d] /= static_cast<float>(count);
+  for (int64_t d = 0; d < a.k.columns; ++d) center[d] /= static_cast<float>(count);
 }
 
 void pack_panel(const Kernels& kernels, const Attention& a, int64_t head, int64_t panel,
                 const HeadCodes& out) {
   const int64_t first = panel * kPanel, count = std::min<int64_t>(kPanel, a.k.rows - first);
-  pack_keys(kernels, at(a.k, a.keys[head].k), first, count, out);
+  pack_as_keys(kernels, at(a.k, a.keys[head].k), first, count, out.keys());
   pack_values(kernels, at(a.v, a.keys[head].v), first, count, out);
   if (first + count == a.k.rows) clear_padding(out, first + kPanel);
 }

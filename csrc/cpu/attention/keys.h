@@ -17,6 +17,15 @@ struct HeadSizes {
   int64_t padded_e() const { return round_up(e, kPanel); }
 };
 
+// Rows of a head as panels of keys: codes contracted over their features, with a scale for each.
+struct KeyPanels {
+  int64_t depth;        // features, padded
+  const float* center;  // taken off first, or null
+  float* scale;         // [Np], NaN where a row is faulty
+  int32_t* sums;        // [Np], of the codes
+  int8_t* blocks;       // [Np / 32][depth * 32]
+};
+
 // Views into a piece of memory of `bytes`; of null they only say how large it must be.
 struct HeadCodes {
   PackedWeight k;   // [N, D]
@@ -31,10 +40,19 @@ struct HeadCodes {
   int64_t bytes;
 
   HeadCodes(const HeadSizes& size, char* memory);
+
+  KeyPanels keys() const {
+    return {k.padded_k, *centered ? center : nullptr, k_scale, k_sums, k_blocks};
+  }
 };
 
-// The center of a head's keys, if they have one; before any of its panels is packed.
-void find_center(const Kernels& kernels, const Attention& a, int64_t head, const HeadCodes& out);
+// Rows first, first + 1, ... first + count of x, which fill a panel.
+void pack_as_keys(const Kernels& kernels, const FloatMatrix& x, int64_t first, int64_t count,
+                  const KeyPanels& out);
+
+// The center of keys under the mask of queries, if they have one; before a panel is packed. (A2)
+void find_center(const Kernels& kernels, const Attention& a, const void* keys, const char* mask,
+                 float* center, bool* centered);
 
 // The keys and values 32 panel, 32 panel + 1, ...
 void pack_panel(const Kernels& kernels, const Attention& a, int64_t head, int64_t panel,

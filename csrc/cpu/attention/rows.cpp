@@ -4,6 +4,7 @@
 #include <cstring>
 #include <limits>
 
+#include "cpu/attention/products.h"
 #include "cpu/core/scratch.h"
 
 namespace qfx::cpu {
@@ -14,23 +15,6 @@ constexpr int32_t kPlainOffset = 128;       // of codes that are these bytes
 constexpr float kProbabilityMax = 65535.f;
 constexpr int64_t kPanelsAtOnce = kKMultiple / kPanel;  // of keys, in the depth of values
 
-// The tiles of `count` arranged rows with one panel: out[count][32].
-void multiply(const Rows& rows, int64_t count, const int8_t* panel, int64_t depth, int32_t* out) {
-  const Format& format = *rows.format;
-  for (int64_t m = 0; m < count; m += format.tile_rows) {
-    const int64_t height = std::min<int64_t>(format.tile_rows, count - m);
-    format.tiles[height - 1](rows.a + m * rows.stride, rows.stride, panel, depth / kGroup, panel,
-                             out + m * kPanel, false);
-  }
-}
-
-// Rows of operands with k elements.
-Rows rows_of(const Format& format, int64_t count, int64_t k, RowsMemory& memory) {
-  PackedWeight w = {};
-  w.k = k;
-  return make_rows(format, count, w, memory);
-}
-
 }  // namespace
 
 AttentionRows::AttentionRows(const Kernels& kernels, const Attention& attention, int64_t rows)
@@ -40,9 +24,9 @@ AttentionRows::AttentionRows(const Kernels& kernels, const Attention& attention,
   constexpr int64_t kLine = 16;  // floats: rows of scores shall not share cache sets
   const Format& format = format_for(kernels, Operands::kWide, rows);
   rows_ = tile_height(std::max<int64_t>(rows, 1), format.tile_rows);
-  queries_ = rows_of(format, rows_, a_.q.columns, query_memory);
-  probabilities_ = rows_of(format_for(kernels, Operands::kWide, 2 * rows_), 2 * rows_, width_,
-                           probability_memory);
+  queries_ = rows_with(format, rows_, a_.q.columns, query_memory);
+  probabilities_ = rows_with(format_for(kernels, Operands::kWide, 2 * rows_), 2 * rows_, width_,
+                             probability_memory);
   score_stride_ = width_ + kLine;
   const int64_t query_width = round_up(a_.q.columns, kPanel);
   output_width_ = round_up(a_.v.columns, kPanel);
@@ -172,7 +156,7 @@ void AttentionRows::score(const HeadCodes& codes, int64_t count, const PanelRang
   for (int64_t some; p < panels.end; p += some) {
     some = std::min<int64_t>(kPanelsScored, panels.end - p);
     for (int64_t i = 0; i < some; ++i) {
-      multiply(queries_, count, codes.k.panel(p + i), depth, tiles_ + i * count * kPanel);
+      multiply_rows(queries_, count, codes.k.panel(p + i), depth, tiles_ + i * count * kPanel);
     }
     const ScoreArgs args = args_of(some);
     kernels_.attention->score(&args);
@@ -239,7 +223,7 @@ void AttentionRows::mix(const HeadCodes& codes, int64_t count, const PanelRange&
   }
   for (int64_t e = 0; e < output_width_; e += kPanel) {
     const int8_t* panel = codes.v.panel(e / kPanel) + first * kPanel;
-    multiply(probabilities_, 2 * count, panel, depth, tiles_);
+    multiply_rows(probabilities_, 2 * count, panel, depth, tiles_);
     const MixArgs args = {
         tiles_, tiles_ + count * kPanel, count,   probabilities_.add, probabilities_.add + count,
         mul,    value_sums_ + e,         factor_, outputs_ + e,       output_width_};

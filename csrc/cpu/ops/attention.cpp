@@ -1,8 +1,9 @@
-// int8_attention, attention_decode and attention_append on the CPU.
+// int8_attention, its gradients, attention_decode and attention_append on the CPU.
 #include <algorithm>
 #include <cstring>
 #include <tuple>
 
+#include "cpu/attention/backward.h"
 #include "cpu/core/parallel.h"
 #include "cpu/kernels/dispatch.h"
 #include "cpu/ops/attention_operands.h"
@@ -24,6 +25,17 @@ std::vector<int64_t> checked_shape(const char* op, const Tensor& q, const Tensor
   return attention_shape(op, sizes, mask);
 }
 
+std::vector<int64_t> shape_like(const Tensor& t) { return {t.sizes().begin(), t.sizes().end()}; }
+
+// t with contiguous rows, and a matrix of its own for each element of the batch.
+Tensor with_own_rows(const Tensor& t) {
+  bool expanded = false;
+  for (int64_t i = 0; i + 2 < t.dim(); ++i) {
+    expanded = expanded || (t.size(i) > 1 && t.stride(i) == 0);
+  }
+  return expanded ? made_contiguous(t) : with_contiguous_rows(t);
+}
+
 // The result of run(attention), which writes it; `op` says who asks.
 template <typename Run>
 Tensor attention(const char* op, Tensor q, Tensor k, Tensor v, const std::optional<Tensor>& mask,
@@ -43,6 +55,53 @@ Tensor int8_attention(Tensor q, Tensor k, Tensor v, std::optional<Tensor> mask, 
   const Kernels& kernels = kernels_of(current_isa());
   return attention("int8_attention", q, k, v, mask, scale, causal, out_dtype,
                    [&](const Attention& a) { attend(kernels, a); });
+}
+
+// The gradients of the queries, keys and values of int8_attention.
+std::tuple<Tensor, Tensor, Tensor> int8_attention_backward(Tensor grad, Tensor q, Tensor k,
+                                                           Tensor v, std::optional<Tensor> mask,
+                                                           double scale, bool causal) {
+  constexpr const char* op = "int8_attention_backward";
+  auto shape =
+      checked_shape(op, q, k, v, {q.sizes(), k.sizes(), v.sizes()}, mask, grad.scalar_type());
+  check_float(op, "grad", grad);
+  const auto batch_of = [](const Tensor& t) {
+    return std::vector<int64_t>(t.sizes().begin(), t.sizes().end() - 2);
+  };
+  const bool whole =
+      std::equal(grad.sizes().begin(), grad.sizes().end(), shape.begin(), shape.end()) &&
+      batch_of(q) == batch_of(grad) && batch_of(k) == batch_of(v);
+  STD_TORCH_CHECK(whole, op, ": grad has shape ", shape_of(grad), ", q ", shape_of(q), ", k ",
+                  shape_of(k), " and v ", shape_of(v),
+                  ", expected grad and q with all batch axes of the result, and k and v with the "
+                  "same ones");
+  Tensor dq = empty_on_cpu(shape_like(q), q.scalar_type());
+  Tensor dk = empty_on_cpu(shape_like(k), k.scalar_type());
+  Tensor dv = empty_on_cpu(shape_like(v), v.scalar_type());
+  if (grad.numel() == 0 || k.numel() == 0) {
+    for (const Tensor* t : {&dq, &dk, &dv}) {
+      std::memset(t->mutable_data_ptr(), 0, t->numel() * t->element_size());
+    }
+    return {dq, dk, dv};
+  }
+  grad = with_contiguous_rows(grad);
+  q = with_contiguous_rows(q);
+  k = with_own_rows(k);
+  v = with_own_rows(v);
+  AttentionGradient all = {attention_of(op, {q, k, v, mask, scale, causal}, dq), {}, {}, {}};
+  const std::optional<Tensor> none;
+  const Attention of_grad = attention_of(op, {grad, k, v, none, scale, causal}, dq);
+  all.forward.dtype = dtype_of(op, q.scalar_type());
+  all.g = of_grad.q;
+  for (const QueryHead& head : of_grad.queries) all.heads.push_back(head.q);
+  for (int64_t i = 0; i < all.forward.heads(); ++i) {
+    const int64_t of_k = k.size(k.dim() - 2) * k.size(k.dim() - 1) * k.element_size();
+    const int64_t of_v = v.size(v.dim() - 2) * v.size(v.dim() - 1) * v.element_size();
+    all.keys.push_back({static_cast<char*>(dk.mutable_data_ptr()) + i * of_k,
+                        static_cast<char*>(dv.mutable_data_ptr()) + i * of_v});
+  }
+  attend_backward(kernels_of(current_isa()), all);
+  return {dq, dk, dv};
 }
 
 // Multiply-accumulates of a head's queries.
@@ -157,6 +216,7 @@ std::tuple<Tensor, Tensor, Tensor> attention_append(Tensor q, Tensor past_k, Ten
 
 STABLE_TORCH_LIBRARY_IMPL(qfx, CPU, m) {
   implement<"int8_attention", &int8_attention>(m);
+  implement<"int8_attention_backward", &int8_attention_backward>(m);
   implement<"attention_decode", &attention_decode>(m);
   implement<"attention_append", &attention_append>(m);
 }

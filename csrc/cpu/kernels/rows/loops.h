@@ -71,6 +71,7 @@ constexpr AttentionKernels kAttentionKernels = {
     .probabilities = probabilities_of_row,
     .mix = mix_rows,
     .finish_rows = finish_rows,
+    .score_gradient = score_gradient_of_row,
     .score_keys = score_keys,
     .exponentials = exponentials,
     .mix_values = mix_values,

@@ -91,6 +91,24 @@ inline SoftmaxSums softmax_row(const SoftmaxArgs* args) {
   return {by_halves<plus>(sum), largest > 0x1p-100f ? largest : 0x1p-100f, by_halves<plus>(low)};
 }
 
+// The gradients of a row's scores, in place of its products. (A12)
+inline void score_gradient_of_row(const ScoreGradientArgs* args) {
+  constexpr float kSmallest = 0x1p-126f;
+  const float* __restrict w = args->weights;
+  float* __restrict y = args->products;
+  float sum[kPanel] = {};
+  for (int64_t first = 0; first < args->width; first += kPanel) {
+    for (int n = 0; n < kPanel; ++n) {
+      const float weight = w[first + n];
+      sum[n] = sum[n] + select(weight < kSmallest, 0.f, weight * y[first + n]);
+    }
+  }
+  const float mean = by_halves<plus>(sum) * args->inverse;
+  for (int64_t n = 0; n < args->width; ++n) {
+    y[n] = select(w[n] < kSmallest, 0.f, w[n] * (y[n] - mean));
+  }
+}
+
 // P = rne(u * factor), its two bytes plus `offset` each.                                   (A5)
 inline void probabilities_of_row(const float* __restrict u, int64_t width, float factor,
                                  uint8_t offset, uint8_t* __restrict high,

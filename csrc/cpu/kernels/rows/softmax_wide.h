@@ -118,6 +118,26 @@ inline SoftmaxSums softmax_row(const SoftmaxArgs* args) {
   return {by_halves<add>(sum), largest > 0x1p-100f ? largest : 0x1p-100f, by_halves<add>(low)};
 }
 
+inline void score_gradient_of_row(const ScoreGradientArgs* args) {
+  const Vector smallest = all(0x1p-126f);
+  Vector sum[kVectors];
+#pragma GCC unroll 4
+  for (int i = 0; i < kVectors; ++i) sum[i] = all(0.f);
+  for (int64_t first = 0; first < args->width; first += kPanel) {
+#pragma GCC unroll 4
+    for (int i = 0; i < kVectors; ++i) {
+      const Vector w = load(args->weights + first + i * kLanes);
+      const Vector y = load(args->products + first + i * kLanes);
+      sum[i] = add(sum[i], product_unless_below(w, smallest, w, y));
+    }
+  }
+  const Vector mean = all(by_halves<add>(sum) * args->inverse);
+  for (int64_t n = 0; n < args->width; n += kLanes) {
+    const Vector w = load(args->weights + n), y = subtract(load(args->products + n), mean);
+    store(args->products + n, product_unless_below(w, smallest, w, y));
+  }
+}
+
 #if defined(__AVX512BW__)
 // The two bytes of 64 codes, or of 32 and the same once more; code n lies in word n mod 16.
 struct Bytes {
@@ -193,6 +213,7 @@ inline void probabilities_of_row(const float* u, int64_t width, float factor, ui
 
 using wide::greatest_of_rows;
 using wide::probabilities_of_row;
+using wide::score_gradient_of_row;
 using wide::score_panels;
 using wide::softmax_row;
 

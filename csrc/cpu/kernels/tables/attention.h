@@ -1,5 +1,5 @@
-// Attention: codes of its operands, masks, softmax between its two products, and a few queries in
-// float.
+// Attention: codes of its operands, masks, softmax between its two products and its gradient, and a
+// few queries in float.
 //
 // Files of an instruction set are compiled with its flags, so this header holds plain C types only:
 // an inline function shared with other files could carry wide instructions into them.
@@ -75,6 +75,15 @@ struct SoftmaxSums {
   float sum, top, minimums;
 };
 
+// A row of weights of attention, [width], and the products of the gradient of its output with the
+// values, which become the gradients of the scores: w (y - inverse sum w y), 0 where w is 0. (A12)
+struct ScoreGradientArgs {
+  const float* weights;
+  float* products;
+  int64_t width;  // whole panels
+  float inverse;  // of the sum of the weights, 0 where that is
+};
+
 // A panel of attention's outputs, from the tiles of both bytes of the probabilities:
 // out[r * stride + n], n < 32.
 struct MixArgs {
@@ -102,6 +111,7 @@ struct AttentionKernels {
                         uint8_t* low);
   void (*mix)(const MixArgs* args);
   void (*finish_rows)(const FinishArgs* args);
+  void (*score_gradient)(const ScoreGradientArgs* args);
   void (*score_keys)(const float* q, const float* k, int64_t stride, int64_t keys, int64_t d,
                      float scale, float* scores);
   float (*exponentials)(float* scores, int64_t keys, float top);

@@ -1,0 +1,66 @@
+// The gradients of one head of keys and of the queries that share it, some queries at a time.
+#pragma once
+
+#include "cpu/attention/backward.h"
+#include "cpu/attention/keys.h"
+#include "cpu/attention/transposed_codes.h"
+#include "cpu/kernels/tables/attention.h"
+
+namespace qfx::cpu {
+
+class HeadGradient {
+ public:
+  HeadGradient(const Kernels& kernels, const AttentionGradient& all);
+
+  void run(int64_t head);
+
+ private:
+  static constexpr int64_t kRows = 64;  // of queries at a time: the depth of a product
+
+  // Rows of codes of x, rotated, arranged for products with panels of keys.
+  struct Operand {
+    RowsMemory memory;
+    Rows rows;
+    float scale[kRows];
+  };
+  // Codes of a block's weights, or of the gradients of its scores: rows, and with the rows
+  // contracted.
+  struct Codes {
+    int8_t *rows, *panels;
+    int32_t* sums;
+    float scale[kRows];
+  };
+
+  void open(int64_t head);
+  void center_keys(int64_t head, const char* mask);
+  const float* mean(const FloatMatrix& x, float* out) const;
+  void open_keys(const FloatMatrix& x, const KeyPanels& panels) const;
+  void add_block(int64_t query, int64_t first, int64_t count);
+  int64_t look(int64_t query, int64_t first, int64_t count);
+  void quantize(const FloatMatrix& x, int64_t first, int64_t count, Operand* out);
+  void score(const Operand& rows, const KeyPanels& panels, int64_t count, bool masked, float* out);
+  void differentiate(int64_t count);
+  void encode(const float* x, int64_t count, Codes* out);
+  void contract(const FloatMatrix& x, int64_t first, int64_t count, const Codes& codes,
+                const float* factor, TransposedCodes* left, float* out);
+  void store_queries(int64_t query, int64_t first, int64_t count);
+  void store_keys(const float* transposed, const FloatMatrix& sizes, char* out);
+
+  const Kernels& kernels_;
+  const AttentionGradient& all_;
+  const Attention& a_;
+  int64_t n_, padded_n_, depth_n_, stride_, panels_ = 0;
+  Operand queries_, gradients_;
+  TransposedCodes keys_, of_q_, of_g_;
+  Codes weights_codes_, score_codes_;
+  KeyPanels k_ = {}, v_ = {};
+  Scratch floats_, bytes_, integers_, centers_;
+  float *weights_, *scores_, *masks_, *tops_, *ones_, *work_, *dk_, *dv_, *dq_, *k_mean_, *v_mean_;
+  float inverse_[kRows], weight_factor_[kRows], score_factor_[kRows];
+  int32_t *tiles_, *key_sums_;
+  int8_t* key_blocks_;
+  int64_t seen_[kRows];
+  const float* mask_[kRows];
+};
+
+}  // namespace qfx::cpu
