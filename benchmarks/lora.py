@@ -34,7 +34,7 @@ ADAPTERS = {"lora_A", "lora_B"}
 class Way(NamedTuple):
     """`scheme`, `backward`: of `qfx.Config`; None for a base that is not of qfx. `backend`: of
     `torch.compile`. `library`: the package that quantizes the base to int8 in the place of qfx.
-    `saved`: under `qfx.save_in_int8`."""
+    `saved`: under `qfx.save_in_int8`. `attention`: in int8."""
 
     dtype: torch.dtype = torch.float32
     scheme: str | None = None
@@ -42,6 +42,7 @@ class Way(NamedTuple):
     backend: str | None = None
     library: str = ""
     saved: bool = False
+    attention: bool = False
 
 
 BF16 = torch.bfloat16
@@ -52,12 +53,21 @@ WAYS = {
     "qfx int8 backward": Way(scheme="w8a8", backward="int8"),
     "qfx int8 backward, compiled": Way(scheme="w8a8", backward="int8", backend="qfx"),
     "qfx int8 backward, saved in int8": Way(scheme="w8a8", backward="int8", saved=True),
+    "qfx int8 backward and attention": Way(scheme="w8a8", backward="int8", attention=True),
+    "qfx int8 backward and attention, saved in int8": Way(
+        scheme="w8a8", backward="int8", attention=True, saved=True
+    ),
     "qfx w4a8 int8 backward": Way(scheme="w4a8", backward="int8"),
+    "qfx w4a8 int8 backward and attention": Way(scheme="w4a8", backward="int8", attention=True),
     "bitsandbytes int8": Way(library="bitsandbytes"),
     "torchao int8 weights": Way(library="torchao"),
     "bfloat16": Way(BF16),
     "bfloat16 qfx int8 backward": Way(BF16, "w8a8", "int8"),
-    "bfloat16 qfx int8 backward, saved in int8": Way(BF16, "w8a8", "int8", saved=True),
+    "bfloat16 qfx int8 backward and attention": Way(BF16, "w8a8", "int8", attention=True),
+    "bfloat16 qfx int8 backward and attention, saved in int8": Way(
+        BF16, "w8a8", "int8", attention=True, saved=True
+    ),
+    "bfloat16 qfx w4a8 int8 backward and attention": Way(BF16, "w4a8", "int8", attention=True),
     "bfloat16 qfx int8 backward, compiled": Way(BF16, "w8a8", "int8", "qfx"),
 }
 
@@ -76,11 +86,14 @@ def _model(way: Way, folder: Path) -> Any:
     from transformers import LlamaForCausalLM
 
     import qfx
+    import qfx.hf
 
     torch.manual_seed(0)
     given = _quantization(way.library)
     model: Any = LlamaForCausalLM.from_pretrained(folder, dtype=way.dtype, **given)
     model.config.use_cache = False
+    if way.attention:
+        model.set_attn_implementation(qfx.hf.attention_function.NAME)
     for parameter in model.parameters() if not way.library else ():
         parameter.data = parameter.data.clone()  # a mapped page would keep the file resident
     if way.scheme is not None:

@@ -12,8 +12,8 @@ except ImportError as why:
     ) from why
 
 from qfx.files.model_state import MAKERS
+from qfx.hf import attention_function, experts_function
 from qfx.hf.config import QfxConfig
-from qfx.hf.experts_function import register
 from qfx.hf.kv_cache import KVCache
 from qfx.hf.made_buffers import made_buffers
 from qfx.hf.quantizer import QfxQuantizer
@@ -21,4 +21,5 @@ from qfx.hf.quantizer import QfxQuantizer
 __all__ = ["KVCache", "QfxConfig", "QfxQuantizer"]
 
 MAKERS.append(made_buffers)
-register()
+attention_function.register()
+experts_function.register()

@@ -78,7 +78,7 @@ def attention(node: fx.Node, arguments: dict[str, Any]) -> Attention | str:
     found = Attention(
         node=node, path="", query=q, key=k, val=v, mask=mask, scale=float(scale), causal=causal,
         batch=math.prod(seen_result.shape[:-2]), m=seen_query.shape[-2], k=seen_query.shape[-1],
-        n=seen_key.shape[-2], dtype=seen_query.dtype, gqa=gqa,
+        n=seen_key.shape[-2], dtype=seen_query.dtype, gqa=gqa, trains=seen_result.requires_grad,
     )  # fmt: skip
     return _of_sources(found)
 
@@ -163,6 +163,8 @@ def _mask_refusal(mask: Any) -> str | None:
     known = value(mask) if isinstance(mask, fx.Node) else None
     if not isinstance(known, Tensor):
         return "an attention whose mask is not known"
+    if known.requires_grad:
+        return "an attention: the gradient of its mask is recorded, and is not int8"
     if known.dtype not in (torch.bool, torch.float32):
         return f"an attention whose mask is {str(known.dtype).removeprefix('torch.')}"
     return None

@@ -63,6 +63,8 @@ def product(
     what = "a matmul of two activations"
     if why := of_activations(what, {"left operand": x, "right operand": w}, y):
         return why
+    if y.requires_grad:
+        return f"{what}: its gradient is recorded, and is not int8 yet"
     if min(x.ndim, w.ndim) < 2:
         return f"{what}, one of them a vector"
     left, right = apply(views[0], x).shape, apply(views[1], w).shape

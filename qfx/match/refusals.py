@@ -46,6 +46,4 @@ def of_activations(what: str, operands: Mapping[str, Any], result: Any) -> str |
         return f"{what}: its operands are on {' and '.join(sorted(devices))}"
     if in_compiled_backward():
         return f"{what} of a backward pass: `backward` says how gradients are computed"
-    if result.requires_grad:
-        return f"{what}: its gradient is recorded, and is not int8 yet"
     return None

@@ -1,4 +1,4 @@
-"""Functional int8 linears with straight-through gradients, eager or compiled."""
+"""Functional int8 linears with straight-through gradients, eager or compiled; and attention."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from qfx.nn.attention import scaled_dot_product_attention as scaled_dot_product_attention
 from qfx.nn.dtypes import output_dtype
 from qfx.ops.code import code_of
 from qfx.ops.forms import ste_code

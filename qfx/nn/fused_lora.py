@@ -32,7 +32,8 @@ class FusedLora(LoraLinear):
         y: Tensor = self.base_layer(x)
         own = type(self.base_layer) is Linear and not is_watched(self.base_layer)
         for name in active:
-            a, b = self.lora_A[name].weight, self.lora_B[name].weight
+            parts: Any = self.lora_A[name], self.lora_B[name]
+            a, b = (part.weight for part in parts)
             given, scaling = self.lora_dropout[name](x), self.scaling[name]
             y = lora_update(y, given, a, b, scaling, overwrite=own and y.is_contiguous())
         return y

@@ -55,9 +55,7 @@ def int8_attention(
     return y.to(out_dtype)
 
 
-def weights(
-    q: Tensor, k: Tensor, b: Tensor, scale: float, causal: bool, v_scale: Tensor
-) -> Tensor:
+def weights(q: Tensor, k: Tensor, b: Tensor, scale: float, causal: bool, v_scale: Tensor) -> Tensor:
     """Returns the weights float32 [*B, M, N] of the keys, which become probabilities when they are
     divided by their sum. `b`: what `added` returns. `v_scale` [*B, N, 1]: the scales of the values;
     where one is not finite, rows that see it are NaN. (A1) to (A4)"""

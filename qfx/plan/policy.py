@@ -148,6 +148,8 @@ def _(match: Product, criteria: _Criteria) -> Entry:
 
 @_entry.register
 def _(match: Attention, criteria: _Criteria) -> Entry:
+    if match.trains:
+        return _of_training(match, criteria)
     if type(match.m) is int and match.m <= FEW_QUERIES and match.cache is not None:
         return Entry(match, None, "an attention over int8 keys and values", decodes=True)
     if criteria.left:
@@ -156,6 +158,16 @@ def _(match: Attention, criteria: _Criteria) -> Entry:
         return _as_pinned(match, criteria.product)
     decodes = _decode_by_cost(match, criteria.costs.of(match, "decodes", None))
     return decodes or _by_gain(match, "an attention", "attentions", criteria)
+
+
+def _of_training(match: Attention, criteria: _Criteria) -> Entry:
+    """Returns the decision on an attention whose gradient is recorded."""
+    if why_not := criteria.left or (criteria.pinned and _NOT_PINNED):
+        return Entry(match, None, why_not)
+    if criteria.config.chosen.backward != "int8":
+        reason = 'an attention: its gradient is recorded, and is int8 with backward="int8" alone'
+        return Entry(match, None, reason)
+    return _by_gain(match, "an attention", "attentions", criteria)
 
 
 _NOT_PINNED = "the pinned plan does not name it"

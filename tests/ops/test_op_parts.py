@@ -178,7 +178,8 @@ def equality(
     row: Row, arguments: tuple[Any, ...], expected: tuple[Tensor, ...]
 ) -> Callable[[tuple[Tensor, ...]], None]:
     """What asserts that results are these, bit for bit; gradients of attention but for a few
-    codes; the first of attentions within their bounds, and activations, which approximate, within 4 * 2^-24 * max(1, |v|)."""
+    codes; the first of attentions within their bounds, and activations, which approximate, within
+    4 * 2^-24 * max(1, |v|)."""
     if row.op == "int8_attention_backward":
         return lambda got: _close_gradients(got, expected)
     exact, bound = expected[0].double(), None

@@ -12,12 +12,12 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, fx, nn
+from torch.utils.flop_counter import FlopCounterMode
 
 import qfx
 from qfx import _C
 from qfx.graph.capture import value
 from qfx.match.attention import Attention
-from qfx.match.base import Unmatched
 from qfx.match.matching import match
 from tests.conftest import UseCosts, on_isa, on_threads, same_bits
 from tests.lib import bounds
@@ -233,21 +233,40 @@ def test_heads_that_share_keys_are_int8(gaining: None, spelling: str) -> None:
     assert row.scheme != "float" and row.sqnr_db is not None and row.sqnr_db > 30
 
 
-def test_attention_that_records_gradients_stays_float(gaining: None) -> None:
+def test_attention_that_records_gradients(gaining: None) -> None:
+    """Is float, unless gradients are asked for in int8; then they are near those of float."""
     torch.manual_seed(0)
-    model, x = Block(), torch.randn(2, 40, 32)
-    reasons: list[str] = []
+    model, x = Block(), torch.randn(2, 40, 32, requires_grad=True)
+    (exact,) = torch.autograd.grad(model(x).square().sum(), x)
+    for backward in ("float", "int8"):
+        torch._dynamo.reset()
+        options = {"inner": "eager", "minimum_gain": 0, "backward": backward}
+        compiled = torch.compile(model, backend="qfx", options=options)
+        x.grad = None
+        with FlopCounterMode(display=False) as counter:
+            compiled(x).square().sum().backward()
+        assert x.grad is not None
+        called = {str(op) for op in counter.get_flop_counts()["Global"]}
+        names = ("qfx.int8_attention", "qfx.int8_attention_backward")
+        assert [name in called for name in names] == 2 * [backward == "int8"]
+        assert torch.cosine_similarity(x.grad.ravel(), exact.ravel(), 0) > 0.99
 
-    def look(gm: fx.GraphModule, _: list[Tensor]) -> Callable[..., Any]:
-        reasons.extend(m.reason for m in match(gm) if isinstance(m, Unmatched))
-        return gm.forward
 
-    torch.compile(model, backend=look)(x)
-    assert reasons == ["an attention: its gradient is recorded, and is not int8 yet"]
-    torch._dynamo.reset()
-    compiled = torch.compile(model, backend="qfx", options={"inner": "eager", "minimum_gain": 0})
-    compiled(x).sum().backward()
-    assert model.project.weight.grad is not None
+def test_a_mask_that_learns_keeps_attention_float(gaining: None) -> None:
+    class Biased(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.bias = nn.Parameter(torch.zeros(40, 40))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return F.scaled_dot_product_attention(x, x, x, attn_mask=self.bias)
+
+    model, x = Biased(), torch.randn(2, 4, 40, 16)
+    options = {"inner": "eager", "minimum_gain": 0, "backward": "int8"}
+    (row,) = qfx.explain(model, x, options=options).rows
+    assert "the gradient of its mask is recorded" in row.reason
+    torch.compile(model, backend="qfx", options=options)(x).sum().backward()
+    assert model.bias.grad is not None
 
 
 def test_without_a_gain_attention_stays_float() -> None:

@@ -1,0 +1,48 @@
+"""The function "qfx" for the attention of transformers' models: `attn_implementation="qfx"`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from qfx.nn.attention import scaled_dot_product_attention
+
+NAME = "qfx"
+
+
+class _InInt8(TorchFunctionMode):
+    """Calls qfx's function in the place of PyTorch's."""
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        if func is F.scaled_dot_product_attention:
+            func = scaled_dot_product_attention
+        return func(*args, **(kwargs or {}))
+
+
+def attention_forward(*args: Any, **kwargs: Any) -> tuple[Tensor, None]:
+    """Computes what transformers' "sdpa" computes, with the same arguments, by
+    `qfx.nn.functional.scaled_dot_product_attention`. In a compiled graph it is "sdpa" itself."""
+    if torch.compiler.is_compiling():
+        return sdpa_attention_forward(*args, **kwargs)  # type: ignore[no-any-return]
+    with _InInt8():
+        return sdpa_attention_forward(*args, **kwargs)  # type: ignore[no-any-return]
+
+
+def register() -> None:
+    """Adds the function, and the masks of "sdpa", to those that transformers knows by name."""
+    ALL_ATTENTION_FUNCTIONS.register(NAME, attention_forward)
+    ALL_MASK_ATTENTION_FUNCTIONS.register(NAME, sdpa_mask)
