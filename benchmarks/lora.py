@@ -1,11 +1,14 @@
-"""LoRA on SmolLM2-135M: seconds of a step, memory, what autograd keeps, and losses on real text.
+"""LoRA: seconds of a step, memory, what autograd keeps, and losses on real text.
+
+Of SmolLM2-135M, and of random weights with the sizes of Qwen3-0.6B, whose losses say nothing.
 
 Each way is a fresh process. It trains adapters of rank 8 on all linears but the head, 4 x 128
 tokens of news a step, other ones at each step, and ends with the loss of 16 passages that no step
 had.
 `step_s`: median processor seconds, the first three steps left out. `base_mb`: resident memory that
-loading the model added. `step_mb`: the peak of the steps above it.
-    python -m benchmarks lora [--ways 'float32,qfx int8'] [--steps 200] [--threads 1] [--save]
+loading the model added. `step_mb`: the peak of the steps above it. `tensors_mb`: the most that
+tensors of one more step hold above what lives between steps.
+    python -m benchmarks lora [--models SmolLM2-135M] [--ways 'float32;qfx'] [--steps 200]
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ import time
 from argparse import Namespace
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from itertools import product
 from pathlib import Path
 from statistics import mean, median
 from typing import Any, NamedTuple
@@ -24,6 +28,8 @@ from torch import Tensor
 
 from benchmarks import smollm
 from benchmarks.fresh import FailedError, call
+from benchmarks.lora_models import FOLDERS, TRAINED
+from benchmarks.peak_memory import peak_mb
 from benchmarks.question import Question, Row, chosen
 
 BATCH, TOKENS, HELD_OUT = 4, 128, 16
@@ -83,14 +89,14 @@ def passages(tokenizer: Any, count: int) -> tuple[Tensor, Tensor]:
 
 def _model(way: Way, folder: Path) -> Any:
     from peft import LoraConfig, get_peft_model
-    from transformers import LlamaForCausalLM
+    from transformers import AutoModelForCausalLM
 
     import qfx
     import qfx.hf
 
     torch.manual_seed(0)
     given = _quantization(way.library)
-    model: Any = LlamaForCausalLM.from_pretrained(folder, dtype=way.dtype, **given)
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=way.dtype, **given)
     model.config.use_cache = False
     if way.attention:
         model.set_attn_implementation(qfx.hf.attention_function.NAME)
@@ -124,14 +130,14 @@ def _compiled(model: Any, way: Way) -> Callable[..., Any]:
     return torch.compile(model, backend=way.backend, options=options)
 
 
-def measured(name: str, steps: int) -> Row:
-    """Trains in this process."""
+def measured(name: str, steps: int, of: str = TRAINED) -> Row:
+    """Trains the model `of` in this process, the way `name`."""
     from transformers import AutoTokenizer
 
     import qfx
 
-    way, folder = WAYS[name], smollm.converted()
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    way, folder = WAYS[name], FOLDERS[of]()
+    tokenizer = AutoTokenizer.from_pretrained(smollm.converted())
     texts, others = passages(tokenizer, steps * BATCH)
     before = _memory("VmRSS")
     model = _model(way, folder)
@@ -139,17 +145,22 @@ def measured(name: str, steps: int) -> Row:
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
     model.train()
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=RATE)
-    seconds, losses = [], []
-    for ids in texts.split(BATCH):
-        start = time.process_time()
+
+    def step(ids: Tensor) -> float:
         with qfx.save_in_int8() if way.saved else nullcontext():
             loss = run(input_ids=ids, labels=ids).loss
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
+        return float(loss.detach())
+
+    seconds, losses = [], []
+    for ids in texts.split(BATCH):
+        start = time.process_time()
+        losses.append(step(ids))
         seconds.append(time.process_time() - start)
-        losses.append(loss.item())
     peak = _memory("VmHWM")
+    tensors = round(peak_mb(lambda: step(texts[:BATCH])))
     saved = qfx.saved_tensors(model, input_ids=texts[:BATCH], labels=texts[:BATCH]).bytes
     with torch.no_grad():
         rows = others.split(BATCH)
@@ -158,6 +169,7 @@ def measured(name: str, steps: int) -> Row:
         "step_s": round(median(seconds[UNTIMED:]), 3),
         "base_mb": round((loaded - before) / 1e6),
         "step_mb": round((peak - loaded) / 1e6),
+        "tensors_mb": tensors,
         **({} if way.backend or way.saved else {"saved_mb": round(saved / 1e6)}),
         "loss_first": round(mean(losses[:AVERAGED]), 4),
         "loss_middle": round(mean(losses[: steps // 2][-AVERAGED:]), 4),
@@ -174,17 +186,18 @@ def _memory(name: str) -> int:
 
 def tables(options: Namespace) -> Iterator[list[Row]]:
     """Yields the row of each way when it is done."""
-    for way in chosen(options.ways, WAYS):
+    for model, way in product(chosen(options.models, FOLDERS), chosen(options.ways, WAYS)):
+        base = way if model == TRAINED else f"{model}, {way}"
         try:
-            yield [{"base": way, **call(measured, way, options.steps)}]
+            yield [{"base": base, **call(measured, way, options.steps, model)}]
         except FailedError as why:
-            yield [{"base": way, "reason": str(why)}]
+            yield [{"base": base, "reason": str(why)}]
 
 
 QUESTION = Question(
     "What does a LoRA step on an int8 base cost, and what does the model learn?",
     tables,
     key=("base",),
-    options={"ways": list(WAYS), "steps": 30},
+    options={"models": [TRAINED], "ways": list(WAYS), "steps": 30},
     rounds=1,
 )

@@ -10,7 +10,6 @@ from __future__ import annotations
 from argparse import Namespace
 from collections.abc import Iterator
 from functools import partial
-from itertools import accumulate
 from typing import Any
 
 import torch
@@ -20,6 +19,7 @@ import qfx
 import qfx._C as _C
 from benchmarks.common import Candidate, compiled_apart, interleaved
 from benchmarks.fresh import call
+from benchmarks.peak_memory import peak_mb
 from benchmarks.question import Question, Row
 
 LAYERS, BATCH, LENGTH = 8, 8, 128
@@ -62,11 +62,7 @@ def memory(compiler: str, layers: int) -> float:
     step = Step(compiler, layers)
     for _ in range(2):
         step()
-    with torch.profiler.profile(profile_memory=True) as profile:
-        step()
-    events = profile.profiler.kineto_results.events()  # type: ignore[union-attr]
-    held = accumulate(event.nbytes() for event in events if event.name() == "[memory]")
-    return max(held) / 2**20
+    return peak_mb(step)
 
 
 def tables(options: Namespace) -> Iterator[list[Row]]:

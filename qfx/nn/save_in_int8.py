@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from qfx.host.tensors import WeakStorage, is_fake, storage_id, view_base, weak_storage
+from qfx.nn.packed_flags import PackedFlags
 from qfx.ops.code import Code
 from qfx.values.limits import FLOATS
 from qfx.weights.change_detection import place_and_version
@@ -24,6 +25,7 @@ FUNCTIONS = frozenset(
      "sigmoid", "tanh", "layer_norm", "rms_norm", "group_norm", "conv1d", "conv2d", "conv3d",
      "__mul__", "__rmul__", "__matmul__", "__rmatmul__", "lora_update")
 )  # fmt: skip
+_DROPOUTS = frozenset(("dropout", "dropout_", "native_dropout"))
 _POWERS = frozenset(("pow", "__pow__"))
 _EXPONENTS = (2, 3)  # a root or an inverse is a quotient
 _NARROW = 32  # features: below, scales would outweigh the codes
@@ -49,10 +51,13 @@ class _Saved:
 
     def __init__(self) -> None:
         self.exact: set[int | None] | None = None  # storages that stay; None: all stay
+        self.drops = False  # whether what is saved is the mask of a dropout
         self._coded: WeakValueDictionary[Any, _Coded] = WeakValueDictionary()
         self._alive: dict[Any, WeakStorage] = {}
 
-    def pack(self, tensor: Tensor) -> Tensor | _Coded:
+    def pack(self, tensor: Tensor) -> Tensor | _Coded | PackedFlags:
+        if self.drops and tensor.numel() >= _SMALL and not is_fake(tensor):
+            return PackedFlags.of(tensor) or tensor
         if self.exact is None or not _is_large(tensor) or storage_id(tensor) in self.exact:
             return tensor
         key = place_and_version(tensor)
@@ -63,8 +68,8 @@ class _Saved:
         return known
 
     @staticmethod
-    def unpack(saved: Tensor | _Coded) -> Tensor:
-        return saved.values() if isinstance(saved, _Coded) else saved
+    def unpack(saved: Tensor | _Coded | PackedFlags) -> Tensor:
+        return saved if isinstance(saved, Tensor) else saved.values()
 
 
 def _is_large(tensor: Tensor) -> bool:
@@ -87,7 +92,9 @@ class _FunctionWatch(TorchFunctionMode):
         args: Sequence[Any] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        before, name = self._saved.exact, getattr(func, "__name__", "")
+        before = self._saved.exact, self._saved.drops
+        name = getattr(func, "__name__", "")
+        self._saved.drops = name in _DROPOUTS
         if name in FUNCTIONS or (name in _POWERS and _is_square_or_cube(args)):
             values = (*args, *(kwargs or {}).values())
             given = [each for each in values if isinstance(each, Tensor)]
@@ -97,7 +104,7 @@ class _FunctionWatch(TorchFunctionMode):
         try:
             return func(*args, **(kwargs or {}))
         finally:
-            self._saved.exact = before
+            self._saved.exact, self._saved.drops = before
 
 
 def _is_square_or_cube(args: Sequence[Any]) -> bool:
@@ -120,7 +127,8 @@ def save_in_int8() -> Iterator[None]:
         loss.backward()
 
     It holds for the inputs of linears, matmuls, convolutions, products, norms and smooth
-    activation functions, [..., K] with K of at least 32 and at least 4096 elements. Parameters,
+    activation functions, [..., K] with K of at least 32 and at least 4096 elements. The masks of
+    dropout are kept as one bit for each element, without a loss. Parameters,
     inputs of the model, attention, softmax and losses keep what they save, and so does a compiled
     graph. The forward pass is unchanged, except that the seeds of the rounding are drawn from the
     default generator, from which dropout draws too. Gradients become noisy estimates. What

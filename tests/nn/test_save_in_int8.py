@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import pytest
 import torch
 import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import qfx
 from qfx.nn import save_in_int8
+from qfx.nn.packed_flags import PackedFlags
 
 X = torch.randn(64, 128, generator=torch.Generator().manual_seed(0))
 
@@ -187,3 +191,30 @@ def test_a_model_learns_as_without() -> None:
             optimizer.step()
         losses.append(loss.item())
     assert abs(losses[1] - losses[0]) < 0.05 * abs(losses[0]) + 0.01
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("size", [4096, 5003])
+def test_masks_of_dropout_are_bits(dtype: torch.dtype, size: int) -> None:
+    """A thirty-second of the bytes of float32, and the same gradient, bit for bit."""
+    x, grads = X.ravel()[:size].to(dtype).requires_grad_(), []
+    for context in (nullcontext(), qfx.save_in_int8()):
+        torch.manual_seed(0)
+        with context:
+            y = F.dropout(x, 0.3) if dtype == torch.float32 else nn.Dropout(0.3)(x)
+        grads += torch.autograd.grad(y.square().sum(), x)
+    assert torch.equal(*grads) and 0.2 < (grads[0] == 0).float().mean() < 0.4
+    saved = save_in_int8._Saved()
+    saved.drops = True
+    mask = (torch.rand(size) < 0.7).to(dtype) / 0.7
+    packed = saved.pack(mask)
+    assert isinstance(packed, PackedFlags) and packed.bits.numel() == -(-size // 8)
+    assert torch.equal(saved.unpack(packed), mask)
+
+
+@given(st.integers(1, 70), st.sampled_from([torch.bool, torch.float32, torch.float16]))
+def test_flags_come_back(size: int, dtype: torch.dtype) -> None:
+    flags = (torch.rand(size) < 0.5).to(dtype)
+    packed = PackedFlags.of(flags)
+    assert packed is not None and torch.equal(packed.values(), flags)
+    assert PackedFlags.of(torch.tensor([0.0, 1.0, 2.0])) is None
