@@ -33,6 +33,7 @@ QUESTIONS = (
     "accuracy",
     "training",
     "lora",
+    "curves",
     "compiling",
     "cost",
     "architectures",

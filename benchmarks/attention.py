@@ -1,5 +1,5 @@
-"""int8_attention on every instruction set of this machine, against F.scaled_dot_product_attention
-in float32.
+"""int8_attention and its gradients on every instruction set of this machine, against
+F.scaled_dot_product_attention in float32.
 
 All take turns. With one thread the times are processor seconds, so that other processes matter
 less.
@@ -10,11 +10,10 @@ from __future__ import annotations
 from argparse import Namespace
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 
 from benchmarks.common import Candidate, clock, interleaved, keep_memory
 from benchmarks.question import Question, Row, chosen
@@ -47,9 +46,14 @@ CASES = {
 }
 
 
-def forms(of: Shape) -> tuple[Callable[[], Tensor], Callable[[], Tensor]]:
-    """Returns attention in float32 and in int8. Heads are slices of a token's features, as in
-    models; padded sequences have half to all of the tokens."""
+class Forms(NamedTuple):
+    exact: Callable[[], Any]
+    int8: Callable[[], Any]
+
+
+def forms(of: Shape) -> dict[str, Forms]:
+    """Returns attention in float32 and in int8, and their gradients. Heads are slices of a token's
+    features, as in models; padded sequences have half to all of the tokens."""
     generator = torch.Generator().manual_seed(0)
     q, k, v = (
         torch.randn(of.batch, of.tokens, heads, of.d, generator=generator).transpose(1, 2)
@@ -58,32 +62,42 @@ def forms(of: Shape) -> tuple[Callable[[], Tensor], Callable[[], Tensor]]:
     lengths = torch.linspace(of.tokens // 2, of.tokens, of.batch).long()
     padding = (torch.arange(of.tokens) < lengths[:, None])[:, None, None]
     mask = padding if of.padded else None
-    how = (mask, of.d**-0.5, of.causal, torch.float32)
-    exact = partial(F.scaled_dot_product_attention, is_causal=of.causal, enable_gqa=True)
-    return partial(exact, q, k, v, mask), partial(torch.ops.qfx.int8_attention, q, k, v, *how)
+    how, ops = (mask, of.d**-0.5, of.causal), torch.ops.qfx
+    exact: Any = partial(F.scaled_dot_product_attention, is_causal=of.causal, enable_gqa=True)
+    forward = Forms(
+        torch.no_grad()(partial(exact, q, k, v, mask)),
+        partial(ops.int8_attention, q, k, v, *how, torch.float32),
+    )
+    leaves = [t.detach().requires_grad_() for t in (q, k, v)]
+    y = exact(*leaves, mask)
+    grad = torch.randn(y.shape, generator=generator)
+    backward = Forms(
+        partial(torch.autograd.grad, y, leaves, grad, retain_graph=True),
+        partial(ops.int8_attention_backward, grad, q, k, v, *how),
+    )
+    return {"": forward, ", backward": backward}
 
 
-def measure(name: str, rounds: int) -> list[Row]:
+def measure(name: str, which: str, form: Forms, rounds: int) -> list[Row]:
     """Returns a row for each instruction set."""
-    exact, int8 = forms(CASES[name])
     isas = [isa for isa in _C.isas() if isa != "ref"]
-    ways = {"float32": Candidate(exact)}
-    ways |= {isa: Candidate(int8, partial(_C.set_isa, isa)) for isa in isas}
+    ways = {"float32": Candidate(form.exact)}
+    ways |= {isa: Candidate(form.int8, partial(_C.set_isa, isa)) for isa in isas}
     times = interleaved(ways, rounds, clock())
     in_float = times.pop("float32")
     return [
-        {"case": name, "shape": str(CASES[name]), "isa": isa}
+        {"case": f"{name}{which}", "shape": str(CASES[name]), "isa": isa}
         | {"float us": round(in_float * 1e6, 1), "us": round(taken * 1e6, 1)}
         | {"of float": round(in_float / taken, 2)}
         for isa, taken in times.items()
     ]
 
 
-@torch.inference_mode()
 def tables(options: Namespace) -> Iterator[list[Row]]:
     keep_memory()
     for name in chosen(options.cases, CASES):
-        yield measure(name, options.rounds)
+        for which, form in forms(CASES[name]).items():
+            yield measure(name, which, form, options.rounds)
 
 
 QUESTION = Question(

@@ -128,7 +128,7 @@ def tables(options: Namespace) -> Iterator[list[Row]]:
                     "subject": subject,
                     "way": way,
                     "loss": round(mean(losses), 4),
-                    "losses": [round(loss, 4) for loss in losses],
+                    "losses": ", ".join(f"{loss:.4f}" for loss in losses),
                     **({"accuracy": mean(accuracies)} if accuracies[0] is not None else {}),
                 }
             ]

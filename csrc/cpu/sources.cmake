@@ -13,6 +13,7 @@ set(QFX_CPU_SOURCES
   attention/decode.cpp
   attention/float_tiles.cpp
   attention/head_gradient.cpp
+  attention/head_gradient_rows.cpp
   attention/keys.cpp
   attention/mask.cpp
   attention/rows.cpp

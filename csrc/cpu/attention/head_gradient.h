@@ -1,4 +1,5 @@
-// The gradients of one head of keys and of the queries that share it, some queries at a time.
+// The gradients of one head of keys and of the queries that share it, some queries at a time: what
+// a block of queries needs is in head_gradient_rows.cpp.
 #pragma once
 
 #include "cpu/attention/backward.h"
@@ -11,6 +12,9 @@ namespace qfx::cpu {
 class HeadGradient {
  public:
   HeadGradient(const Kernels& kernels, const AttentionGradient& all);
+  ~HeadGradient();
+  HeadGradient(const HeadGradient&) = delete;
+  HeadGradient& operator=(const HeadGradient&) = delete;
 
   void run(int64_t head);
 
