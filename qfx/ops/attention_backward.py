@@ -44,16 +44,7 @@ def int8_attention_backward(
     dtypes = (q.dtype, k.dtype, v.dtype)
     if q.numel() == 0 or k.numel() == 0 or v.numel() == 0:
         return tuple(q.new_zeros(s, dtype=d) for s, d in zip(shapes, dtypes, strict=True))  # type: ignore[return-value]
-    b = added(mask, causal, q.shape[-2], k.shape[-2], q.device)
-    g_codes, g_scale = codes_of_heads(grad)
-    v_codes, v_scale = codes_of_heads(v.float() - _mean(v))  # (A11)
-    w = weights(q, k, b, scale, causal, v_scale)
-    total = w.sum(-1, keepdim=True)
-    inverse = (1 / total).masked_fill(total == 0, 0)
-    y = (g_codes.double() @ v_codes.double().mT).float() * (g_scale * v_scale.mT)
-    counts = ~(w < _SMALLEST_WEIGHT)
-    y = y - (w * y).masked_fill(~counts, 0).sum(-1, keepdim=True) * inverse  # (A12)
-    ds = (w * y).masked_fill(~counts, 0)
+    w, inverse, ds = score_gradients(grad, q, k, v, mask, scale, causal)
     w_codes, w_scale, _ = quantize(w, Code())  # (A13)
     ds_codes, ds_scale, _ = quantize(ds, Code())
     of_scores = ds_scale * (inverse * scale)
@@ -63,6 +54,24 @@ def int8_attention_backward(
     dq = (ds_codes.double() @ k_codes.double().mT).float() * k_scale.mT * of_scores  # (A14)
     found = (dq, _of_shared(dk, shapes[1]), _of_shared(dv, shapes[2]))
     return tuple(t.to(d) for t, d in zip(found, dtypes, strict=True))  # type: ignore[return-value]
+
+
+def score_gradients(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, causal: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns the weights [*B, M, N] of the keys, the inverses [*B, M, 1] of their sums, 0 where
+    that is 0, and the gradients of the scores, before they are multiplied by the inverse and by
+    `scale`. All operands have the same batch axes. (A11) (A12)"""
+    b = added(mask, causal, q.shape[-2], k.shape[-2], q.device)
+    g_codes, g_scale = codes_of_heads(grad)
+    v_codes, v_scale = codes_of_heads(v.float() - _mean(v))
+    w = weights(q, k, b, scale, causal, v_scale)
+    total = w.sum(-1, keepdim=True)
+    inverse = (1 / total).masked_fill(total == 0, 0)
+    y = (g_codes.double() @ v_codes.double().mT).float() * (g_scale * v_scale.mT)
+    counts = ~(w < _SMALLEST_WEIGHT)
+    y = y - (w * y).masked_fill(~counts, 0).sum(-1, keepdim=True) * inverse
+    return w, inverse, (w * y).masked_fill(~counts, 0)
 
 
 def _mean(x: Tensor) -> Tensor:

@@ -19,8 +19,8 @@ ATTENTION = (
     ),
     Mutant(
         "causal keys have the center of all",
-        old="*out.centered = !a.causal && all_see",
-        new="*out.centered = all_see",
+        old="*centered = !a.causal && all_see",
+        new="*centered = all_see",
         tests=(
             "test_a_row_does_not_change_with_what_it_does_not_see",
             "test_kernel_equals_reference[int8_attention]",
@@ -31,6 +31,30 @@ ATTENTION = (
         old='if (r < count && !finite) out.k_scale[first + r] = std::nanf("");',
         new="",
         tests=("test_faults_show_in_the_rows_that_see_them",),
+    ),
+    Mutant(
+        "gradients of scores do not add up to zero",
+        old="const Vector mean = all(by_halves<add>(sum) * args->inverse);",
+        new="const Vector mean = all(0.f);",
+        tests=("test_kernel_equals_reference[int8_attention_backward]",),
+    ),
+    Mutant(
+        "heads of queries with masks of their own have the center of the first",
+        old="if (i > 0 && mask != a_.queries[query - 1].mask) center_keys(head, mask);",
+        new="",
+        tests=("test_bits_do_not_depend_on_processor_threads_and_layout",),
+    ),
+    Mutant(
+        "the last rows of a block keep codes of the block before",
+        old="std::memset(out->rows + count * depth_n_, 0, (padded - count) * depth_n_);",
+        new="",
+        tests=("test_kernel_equals_reference[int8_attention_backward]",),
+    ),
+    Mutant(
+        "a faulty key that no row sees shows in all gradients",
+        old="const bool counts = n < n_ && std::isfinite(k_.scale[n]);",
+        new="const bool counts = n < n_;",
+        tests=("test_rows_and_keys_that_are_not_seen",),
     ),
     Mutant(
         "rows that see different keys have one center",

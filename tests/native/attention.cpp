@@ -1,9 +1,10 @@
-// Attention of heads that share keys against the reference's (A1) to (A6), its operands between
-// pages that fault.
+// Attention of heads that share keys against the reference's (A1) to (A6), and its gradients (A11)
+// to (A14), their operands between pages that fault.
 #include "cpu/attention/attention.h"
 
 #include <limits>
 
+#include "cpu/attention/backward.h"
 #include "harness.h"
 #include "threads.h"
 
@@ -98,13 +99,71 @@ void attend_to(Subject& subject, const Kernels& kernels, const Case& c) {
   }
 }
 
+// Where results of two runs lie: those of the reference, and those that are compared with them.
+struct Results {
+  Pages pages;
+  std::vector<char> expected;
+
+  // Room for both, in float32.
+  void make(int64_t size, Place place) {
+    expected.assign(static_cast<size_t>(size) * sizeof(float), 0);
+    found = static_cast<char*>(pages.get(size, sizeof(float), place));
+  }
+
+  char* of(bool reference) { return reference ? expected.data() : found; }
+  char* found = nullptr;
+};
+
+void differentiate(Subject& subject, const Kernels& kernels, const Case& c) {
+  static Operand q[kMostHeads], g[kMostHeads], k, v;
+  static Results dq[kMostHeads], dk, dv;
+  const auto [m, n, d, e] = c.shape;
+  if (m == 0 || n == 0) return;
+  subject.begin("gradients, M=" + std::to_string(m) + " N=" + std::to_string(n) + " D=" +
+                std::to_string(d) + " E=" + std::to_string(e) + ", operands " + name_of(c.place));
+  AttentionGradient all = {{q[0].at(c.place, m, d, 3, c.values),
+                            k.at(c.place, n, d, 0, Numbers::kPlain),
+                            v.at(c.place, n, e, 5, c.values),
+                            mask_of(c.kind, c.shape, c.causal, c.place),
+                            0.25f,
+                            c.causal,
+                            Dtype::kFloat32,
+                            {},
+                            {}},
+                           g[0].at(c.place, m, e, 1, Numbers::kPlain),
+                           {},
+                           {}};
+  Attention& a = all.forward;
+  a.keys = {{a.k.data, a.v.data}};
+  dk.make(n * d, c.place);
+  dv.make(n * e, c.place);
+  for (int i = 0; i < c.heads; ++i) {
+    dq[i].make(m * d, c.place);
+    const void* rows = i == 0 ? a.q.data : q[i].at(c.place, m, d, 3, c.values).data;
+    a.queries.push_back({rows, a.mask.data, nullptr});
+    all.heads.push_back(i == 0 ? all.g.data : g[i].at(c.place, m, e, 1, Numbers::kPlain).data);
+  }
+  for (bool reference : {true, false}) {
+    for (int i = 0; i < c.heads; ++i) a.queries[i].out = dq[i].of(reference);
+    all.keys = {{dk.of(reference), dv.of(reference)}};
+    attend_backward(reference ? kernels_of(Isa::kRef) : kernels, all);
+  }
+  for (int i = 0; i < c.heads; ++i) {
+    subject.same_floats(Dtype::kFloat32, dq[i].found, dq[i].expected.data(), m * d);
+  }
+  subject.same_floats(Dtype::kFloat32, dk.found, dk.expected.data(), n * d);
+  subject.same_floats(Dtype::kFloat32, dv.found, dv.expected.data(), n * e);
+}
+
 void check_shape(Subject& subject, const Kernels& kernels, const Shape& shape, Place place) {
   for (Mask::Kind kind : {Mask::Kind::kNone, Mask::Kind::kFloat, Mask::Kind::kBool}) {
     for (bool causal : {false, true}) {
       for (Numbers values : {Numbers::kPlain, Numbers::kNotFinite}) {
         const Dtype dtype = kDtypes[(shape.m + shape.n) % 3];
         const int heads = 1 + static_cast<int>(shape.d + shape.e) % kMostHeads;
-        attend_to(subject, kernels, {shape, kind, causal, values, dtype, place, heads});
+        const Case all = {shape, kind, causal, values, dtype, place, heads};
+        attend_to(subject, kernels, all);
+        differentiate(subject, kernels, all);
       }
     }
   }

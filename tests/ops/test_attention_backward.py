@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from qfx.ops import REFERENCES
+from qfx.ops.attention_backward import score_gradients
 from qfx.ops.heads import added, matched
 from tests.conftest import on_isa, on_threads, same_bits
 from tests.lib.strategies import ISAS
@@ -21,6 +22,7 @@ from tests.ops.test_attention_seen import Case, cases
 OPS = torch.ops.qfx
 CLOSE = 0.995  # cosine
 NAMES = ("q", "k", "v")
+ROUNDOFF = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
 
 
 def whole(case: Case) -> tuple[Tensor, Tensor, Tensor]:
@@ -74,6 +76,59 @@ def test_bits_do_not_depend_on_processor_threads_and_layout(
     for found, close in zip(expected, of_reference, strict=True):
         error, norm = (t.double().norm() for t in (found.double() - close.double(), close))
         assert error <= 0.02 * norm + 1e-5
+
+
+@given(ISAS, cases())
+def test_within_the_bounds(isa: str, case: Case) -> None:
+    """(A15), of heads that share nothing."""
+    q, k, v = (t.contiguous() for t in matched(*case[:3]))
+    case = Case(q, k, v, case.mask, case.causal)
+    grad = torch.randn(*q.shape[:-1], v.shape[-1]).to(q.dtype)
+    scale = q.shape[-1] ** -0.5
+    w, inverse, ds = score_gradients(grad, q, k, v, case.mask, scale, case.causal)
+    with on_isa(isa):
+        found = gradients(case, grad)
+    given = (t.double() for t in (w, inverse, ds, q, k, grad))
+    w, inverse, ds, q, k, g = given
+    k = k - k.mean(-2, keepdim=True)
+    f, h = (_step(t, -1) * inverse * more for t, more in ((w, 1.0), (ds, scale)))
+    exact = (
+        (scale * inverse * ds) @ k,
+        (scale * inverse * ds).mT @ q,
+        (inverse * w).mT @ g,
+    )
+    bounds = (
+        h * (k.abs().sum(-2, keepdim=True) / 2 + _codes(ds) @ _step(k, -2).expand_as(k) / 2),
+        _contraction(h * q, ds),
+        _contraction(f * g, w),
+    )
+    terms = (
+        (scale * inverse * ds).abs() @ k.abs(),
+        (scale * inverse * ds).abs().mT @ q.abs(),
+        (inverse * w).mT @ g.abs(),
+    )
+    slack = (q.shape[-2] + k.shape[-2] + 64) * 2.0**-24 + ROUNDOFF[case.q.dtype]
+    for a, b, bound, of_terms in zip(found, exact, bounds, terms, strict=True):
+        limit = 1.01 * bound + slack * (of_terms + bound) + 1e-7
+        assert ((a.double() - b).abs() <= limit).all()
+
+
+def _step(x: Tensor, axis: int) -> Tensor:
+    return x.abs().amax(axis, keepdim=True) / 127
+
+
+def _codes(x: Tensor) -> Tensor:
+    """The magnitudes of codes of rows."""
+    return (x.abs() / _step(x, -1).clamp_min(1e-300)).round()
+
+
+def _contraction(x: Tensor, of: Tensor) -> Tensor:
+    """The bound of a sum over rows of the codes of x and of those of `of`, 64 rows at a time."""
+    bound = x.new_zeros(*of.shape[:-2], of.shape[-1], x.shape[-1])
+    for rows, codes in zip(x.split(64, -2), _codes(of).split(64, -2), strict=True):
+        ones = torch.ones_like(codes)
+        bound += ones.mT @ rows.abs() / 2 + codes.mT @ _step(rows, -2).expand_as(rows) / 2
+    return bound
 
 
 def _outliers(x: Tensor, features: int = 2, factor: float = 30.0) -> Tensor:
