@@ -40,8 +40,8 @@ ATTENTION = (
     ),
     Mutant(
         "heads of queries with masks of their own have the center of the first",
-        old="if (i > 0 && mask != a_.queries[query - 1].mask) center_keys(head, mask);",
-        new="",
+        old="} else if (mask != centered_under_) {",
+        new="} else if (false) {",
         tests=("test_bits_do_not_depend_on_processor_threads_and_layout",),
     ),
     Mutant(

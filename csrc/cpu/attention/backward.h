@@ -17,7 +17,7 @@ struct AttentionGradient {
   std::vector<KeyGradients> keys;  // one for each head of keys
 };
 
-// On several threads, one head of keys on each.
+// On several threads, one head of keys or, if these are few, of queries on each.
 void attend_backward(const Kernels& kernels, const AttentionGradient& gradient);
 
 }  // namespace qfx::cpu

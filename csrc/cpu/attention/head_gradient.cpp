@@ -39,15 +39,17 @@ HeadGradient::HeadGradient(const Kernels& kernels, const AttentionGradient& all)
   keys_.reserve(kernels, n_, a_.k.columns);
   of_q_.reserve(kernels, kRows, a_.q.columns);
   of_g_.reserve(kernels, kRows, a_.v.columns);
+  partial_size_ = (d + e) * padded_n_;
   Cut<float> floats(floats_.get<float>(2 * kRows * stride_ + kRows * (padded_n_ + kPanel + d) +
-                                       kPanel * widest + (3 + d + e) * padded_n_ + d + e +
+                                       kPanel * widest + 3 * padded_n_ + 2 * partial_size_ + d + e +
                                        14 * 64));
   weights_ = floats.take(kRows * stride_), scores_ = floats.take(kRows * stride_);
   masks_ = floats.take(kRows * padded_n_), tops_ = floats.take(kRows * kPanel);
   dq_ = floats.take(kRows * d), work_ = floats.take(kPanel * widest);
   ones_ = floats.take(padded_n_), k_.scale = floats.take(padded_n_);
-  v_.scale = floats.take(padded_n_), dk_ = floats.take(d * padded_n_);
-  dv_ = floats.take(e * padded_n_), k_mean_ = floats.take(d), v_mean_ = floats.take(e);
+  v_.scale = floats.take(padded_n_), total_ = floats.take(partial_size_);
+  dk_ = floats.take(partial_size_), dv_ = dk_ + d * padded_n_;
+  k_mean_ = floats.take(d), v_mean_ = floats.take(e);
   Cut<int8_t> bytes(bytes_.get<int8_t>(padded_n_ * (depth_d + depth_e + 2 * kRows) +
                                        2 * kRows * depth_n_ + kRows * widest + 8 * 64));
   k_.blocks = bytes.take(padded_n_ * depth_d), v_.blocks = bytes.take(padded_n_ * depth_e);
@@ -71,33 +73,69 @@ HeadGradient::~HeadGradient() {
 }
 
 void HeadGradient::run(int64_t head) {
-  center_keys(head, a_.queries[head * a_.group()].mask);
-  open(head);
-  for (int64_t i = 0; i < a_.group(); ++i) {
-    const int64_t query = head * a_.group() + i;
-    const char* mask = a_.queries[query].mask;
-    if (i > 0 && mask != a_.queries[query - 1].mask) center_keys(head, mask);
-    for (int64_t m = 0; m < a_.q.rows; m += kRows) {
-      add_block(query, m, std::min(kRows, a_.q.rows - m));
-    }
+  const int64_t first = head * a_.group();
+  if (a_.group() == 1) {
+    add_query(first);
+    return store_both(head, dk_);
   }
-  store_keys(dk_, a_.k, all_.keys[head].k);
-  store_keys(dv_, a_.v, all_.keys[head].v);
+  std::fill_n(total_, partial_size_, 0.f);
+  for (int64_t i = 0; i < a_.group(); ++i) {
+    add_query(first + i);
+    add_to_total(dk_);
+  }
+  store_both(head, total_);
+}
+
+void HeadGradient::run_query(int64_t query, float* sums) {
+  add_query(query);
+  std::copy_n(dk_, partial_size_, sums);
+}
+
+void HeadGradient::store(int64_t head, const float* parts) {
+  std::fill_n(total_, partial_size_, 0.f);
+  for (int64_t i = 0; i < a_.group(); ++i) add_to_total(parts + i * partial_size_);
+  store_both(head, total_);
+}
+
+void HeadGradient::add_to_total(const float* part) {
+  for (int64_t i = 0; i < partial_size_; ++i) total_[i] += part[i];
+}
+
+void HeadGradient::store_both(int64_t head, const float* sums) {
+  store_keys(sums, a_.k, all_.keys[head].k);
+  store_keys(sums + (dv_ - dk_), a_.v, all_.keys[head].v);
+}
+
+void HeadGradient::add_query(int64_t query) {
+  const char* mask = a_.queries[query].mask;
+  const int64_t head = query / a_.group();
+  if (head != head_) {
+    open(head, mask);
+  } else if (mask != centered_under_) {
+    center_keys(mask);
+  }
+  std::fill_n(dk_, partial_size_, 0.f);
+  for (int64_t m = 0; m < a_.q.rows; m += kRows) {
+    add_block(query, m, std::min(kRows, a_.q.rows - m));
+  }
 }
 
 // The codes of keys, for queries with this mask. (A2) (A3)
-void HeadGradient::center_keys(int64_t head, const char* mask) {
-  const void* keys = a_.keys[head].k;
+void HeadGradient::center_keys(const char* mask) {
+  const void* keys = a_.keys[head_].k;
   float* center = centers_.get<float>(round_up(a_.k.columns, kPanel));
   bool centered = false;
   find_center(kernels_, a_, keys, mask, center, &centered);
   k_.center = centered ? center : nullptr;
   open_keys(at(a_.k, keys), k_);
+  centered_under_ = mask;
 }
 
-// The codes of values (A11), and of keys whose rows are contracted (A14).
-void HeadGradient::open(int64_t head) {
+// Those codes, those of values (A11), and of keys whose rows are contracted (A14).
+void HeadGradient::open(int64_t head, const char* mask) {
   const FloatMatrix k = at(a_.k, a_.keys[head].k), v = at(a_.v, a_.keys[head].v);
+  head_ = head;
+  center_keys(mask);
   v_.center = mean(v, v_mean_);
   open_keys(v, v_);
   mean(k, k_mean_);
@@ -106,8 +144,6 @@ void HeadGradient::open(int64_t head) {
     keys_.set_row(n, counts ? row_as_floats(kernels_, k, n) : k_mean_, k_mean_, 1.f);
   }
   keys_.quantize(padded_n_, depth_n_);
-  std::fill_n(dk_, round_up(k.columns, kPanel) * padded_n_, 0.f);
-  std::fill_n(dv_, round_up(v.columns, kPanel) * padded_n_, 0.f);
 }
 
 // Of all rows, summed in their order, where a NaN or an infinity counts as 0; zero padded.
