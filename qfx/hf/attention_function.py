@@ -1,4 +1,4 @@
-"""The function "qfx" for the attention of transformers' models: `attn_implementation="qfx"`."""
+"""The function "qfx_sdpa" for the attention of transformers' models, as `attn_implementation`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from qfx.nn.attention import scaled_dot_product_attention
 
-NAME = "qfx"
+NAME = "qfx_sdpa"  # transformers refuses a name with "sdpa" for models that do not support it
 
 
 class _InInt8(TorchFunctionMode):
@@ -35,7 +35,14 @@ class _InInt8(TorchFunctionMode):
 
 def attention_forward(*args: Any, **kwargs: Any) -> tuple[Tensor, None]:
     """Computes what transformers' "sdpa" computes, with the same arguments, by
-    `qfx.nn.functional.scaled_dot_product_attention`. In a compiled graph it is "sdpa" itself."""
+    `qfx.nn.functional.scaled_dot_product_attention`. In a compiled graph it is "sdpa" itself.
+
+    Raises ValueError for attention sinks and capped scores, which neither has."""
+    if has := [name for name in ("s_aux", "softcap") if kwargs.get(name) is not None]:
+        raise ValueError(
+            f'attn_implementation="{NAME}" does not compute {has[0]}, which this model passes; '
+            'attn_implementation="eager" does'
+        )
     if torch.compiler.is_compiling():
         return sdpa_attention_forward(*args, **kwargs)  # type: ignore[no-any-return]
     with _InInt8():

@@ -45,12 +45,14 @@ def scaled_dot_product_attention(
             qfx.nn.functional.scaled_dot_product_attention
         )
 
-    and models of transformers with `attn_implementation="qfx"`, which `import qfx.hf` registers.
+    and models of transformers with `attn_implementation="qfx_sdpa"`, which `import qfx.hf`
+    registers.
     """
-    why_float = "" if torch.compiler.is_compiling() else _why_float(query, key, value, attn_mask)
+    compiling = torch.compiler.is_compiling()
+    why_float = "" if compiling else _why_float(query, key, value, attn_mask, enable_gqa)
     if not why_float and dropout_p > 0:
         why_float = "dropout"
-    if why_float or torch.compiler.is_compiling():
+    if why_float or compiling:
         if why_float:
             _say_float(why_float)
         return _FLOAT(
@@ -63,7 +65,7 @@ def scaled_dot_product_attention(
     return torch.ops.qfx.int8_attention(*given)  # type: ignore[no-any-return]
 
 
-def _why_float(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> str:
+def _why_float(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, gqa: bool) -> str:
     """Returns the reason why an attention stays float, or an empty text."""
     tensors = [q, k, v, *([] if mask is None else [mask])]
     if any(type(t) not in _PLAIN for t in tensors) or transforming() or in_forward_mode():
@@ -78,11 +80,23 @@ def _why_float(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> str:
         return f"a mask of {short(mask.dtype)}"
     if not q.dim() == k.dim() == v.dim() or q.dim() < 3:
         return "no axis of heads"
+    if not _batches_fit(q, k, v, gqa):
+        return "batches or heads that do not fit"
     if q.shape[-2] == 1:
         return "one query"
     if max(q.shape[-1], k.shape[-2]) > LARGEST_K or 0 in (*q.shape, *k.shape, *v.shape):
         return "no keys, or too many"
     return ""
+
+
+def _batches_fit(q: Tensor, k: Tensor, v: Tensor, gqa: bool) -> bool:
+    """Whether the batch axes broadcast; with `gqa`, heads of queries may be in groups."""
+    batches = [t.shape[:-2] for t in (q, k, v)]
+    if gqa and batches[1] == batches[2] and batches[0][:-1] == batches[1][:-1]:
+        heads, groups = q.shape[-3], k.shape[-3]
+        return groups > 0 and heads % groups == 0
+    sizes = zip(*batches, strict=True)
+    return all(len({size for size in each if size != 1}) <= 1 for each in sizes)
 
 
 @cache

@@ -33,7 +33,7 @@ class PackedFlags:
     def values(self) -> Tensor:
         flags = _flags_of_bytes(self.bits.device)[self.bits.int()].view(-1)
         flags = flags[: self.shape.numel()].reshape(self.shape)
-        return flags.to(self.other.dtype) * self.other
+        return torch.where(flags != 0, self.other, torch.zeros_like(self.other))
 
 
 def _packed(flags: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from qfx.host.tensors import WeakStorage, is_fake, storage_id, view_base, weak_storage
+from qfx.host.tensors import WeakStorage, has_values, storage_id, view_base, weak_storage
 from qfx.nn.packed_flags import PackedFlags
 from qfx.ops.code import Code
 from qfx.values.limits import FLOATS
@@ -56,7 +56,7 @@ class _Saved:
         self._alive: dict[Any, WeakStorage] = {}
 
     def pack(self, tensor: Tensor) -> Tensor | _Coded | PackedFlags:
-        if self.drops and tensor.numel() >= _SMALL and not is_fake(tensor):
+        if self.drops and tensor.numel() >= _SMALL and has_values(tensor):
             return PackedFlags.of(tensor) or tensor
         if self.exact is None or not _is_large(tensor) or storage_id(tensor) in self.exact:
             return tensor
@@ -73,7 +73,7 @@ class _Saved:
 
 
 def _is_large(tensor: Tensor) -> bool:
-    if tensor.dtype not in FLOATS or tensor.ndim < 2 or is_fake(tensor):
+    if tensor.dtype not in FLOATS or tensor.ndim < 2 or not has_values(tensor):
         return False
     return tensor.shape[-1] >= _NARROW and tensor.numel() >= _SMALL
 

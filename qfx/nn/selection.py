@@ -124,6 +124,7 @@ def select_modules(
             found.taken[name] = module
     _leave_routers(found)
     _leave_inputs(found)
+    _leave_adapters(found)
     if not any(_is_known(m, transposed) for m in linears.values()):
         beside = f"; there is {by_reason(found.missed)}" if found.missed else ""
         trained = [n for n, m in model.named_modules() if isinstance(m, TrainedState)]
@@ -156,6 +157,17 @@ def _leave_routers(found: Selection) -> None:
         for router in routers(found.model, name) if taken else ():
             if found.taken.pop(router, None) is not None:
                 found.left[router] = f"it chooses among the experts of {name}"
+
+
+def _leave_adapters(found: Selection) -> None:
+    """Leaves the linears of PEFT's adapters float: they train, and codes do not. Modules that PEFT
+    trains whole become int8, as after training."""
+    for name, module in found.model.named_modules(remove_duplicate=False):
+        for part in {*getattr(module, "adapter_layer_names", ())} - {"modules_to_save"}:
+            inside = f"{name}.{part}." if name else f"{part}."
+            for linear in [each for each in found.taken if each.startswith(inside)]:
+                del found.taken[linear]
+                found.left[linear] = "an adapter, which trains; merge_and_unload makes it int8"
 
 
 def _leave_inputs(found: Selection) -> None:

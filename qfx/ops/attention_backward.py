@@ -50,7 +50,8 @@ def int8_attention_backward(
     of_scores = ds_scale * (inverse * scale)
     dv = _contracted(w_scale * inverse * grad.float(), w_codes)
     dk = _contracted(of_scores * q.float(), ds_codes)
-    k_codes, k_scale, _ = quantize((k.float() - _mean(k)).mT, Code())
+    faulty = ~k.isfinite().all(-1, keepdim=True)  # counts as the mean: who sees it, knows
+    k_codes, k_scale, _ = quantize((k.float() - _mean(k)).masked_fill(faulty, 0).mT, Code())
     dq = (ds_codes.double() @ k_codes.double().mT).float() * k_scale.mT * of_scores  # (A14)
     found = (dq, _of_shared(dk, shapes[1]), _of_shared(dv, shapes[2]))
     return tuple(t.to(d) for t, d in zip(found, dtypes, strict=True))  # type: ignore[return-value]
@@ -65,7 +66,7 @@ def score_gradients(
     b = added(mask, causal, q.shape[-2], k.shape[-2], q.device)
     g_codes, g_scale = codes_of_heads(grad)
     v_codes, v_scale = codes_of_heads(v.float() - _mean(v))
-    w = weights(q, k, b, scale, causal, v_scale)
+    w = weights(q, k, b, scale, causal, torch.ones_like(v_scale))
     total = w.sum(-1, keepdim=True)
     inverse = (1 / total).masked_fill(total == 0, 0)
     y = (g_codes.double() @ v_codes.double().mT).float() * (g_scale * v_scale.mT)

@@ -11,10 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import BloomConfig, BloomForCausalLM, LlamaConfig, LlamaForCausalLM
 
 import qfx
 import qfx.hf
+from qfx.hf.attention_function import attention_forward
 from qfx.nn import attention
 from qfx.nn.functional import scaled_dot_product_attention as int8
 from tests.conftest import same_bits
@@ -26,6 +27,10 @@ def heads(dtype: torch.dtype = torch.float32, queries: int = 40) -> list[Tensor]
     draw = torch.Generator().manual_seed(1)
     sizes = ((2, 4, queries, 32), (2, 4, 40, 32), (2, 4, 40, 32))
     return [torch.randn(size, generator=draw).to(dtype).requires_grad_() for size in sizes]
+
+
+def _few(leaves: list[Tensor], keys: int, values: int) -> list[Tensor]:
+    return [leaves[1][:, :keys], leaves[2][:, :values]]
 
 
 MASK = torch.rand(40, 40, generator=torch.Generator().manual_seed(2)) < 0.7
@@ -70,6 +75,10 @@ FLOATS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "no keys": (lambda f: f(heads()[0], *(t[:, :, :0] for t in heads()[1:])), "no keys"),
     "a meta tensor": (lambda f: f(*(t.to("meta") for t in heads())), "other than the CPU"),
     "torch.func": (lambda f: torch.func.vmap(f)(*heads()), "torch.func"),
+    "heads of keys and of values": (
+        lambda f: f(heads()[0], *_few(heads(), 2, 1), enable_gqa=True),
+        "heads that do not fit",
+    ),
 }
 
 
@@ -85,6 +94,17 @@ def test_what_stays_float(name: str, caplog: pytest.LogCaptureFixture) -> None:
     expected = run(F.scaled_dot_product_attention)
     assert found.device.type == "meta" or torch.allclose(found, expected, 0, 0, equal_nan=True)
     assert caplog.text.count("attention stays float") == 1 and reason in caplog.text
+
+
+@pytest.mark.parametrize("keys, values", [(2, 2), (3, 3)])
+def test_heads_are_shared_only_if_asked(keys: int, values: int) -> None:
+    q, *others = heads()
+    given = (q, *_few([q, *others], keys, values))
+    if keys == 2:
+        assert int8(*given, enable_gqa=True).shape == q.shape
+    for gqa in (False, True)[: 1 if keys == 2 else 2]:
+        with pytest.raises(RuntimeError):  # PyTorch's own
+            int8(*given, enable_gqa=gqa)
 
 
 def test_assigned_to_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,7 +144,7 @@ def test_a_model_of_transformers(padded: bool) -> None:
     """A mask of padding or none; back and forth; checkpointed; then it generates."""
     mask = torch.ones_like(IDS)
     mask[0, : 5 if padded else 0] = 0
-    float_, named = llama(), llama(attn_implementation="qfx")
+    float_, named = llama(), llama(attn_implementation="qfx_sdpa")
     grads = []
     for model in (float_, named):
         model(input_ids=IDS, labels=IDS, attention_mask=mask).loss.backward()
@@ -132,7 +152,7 @@ def test_a_model_of_transformers(padded: bool) -> None:
     assert torch.cosine_similarity(*grads, dim=0) > 0.999 and not torch.equal(*grads)
     named.set_attn_implementation("sdpa")
     assert same_bits(named(input_ids=IDS).logits, float_(input_ids=IDS).logits)
-    named.set_attn_implementation("qfx")
+    named.set_attn_implementation("qfx_sdpa")
     named.zero_grad()
     named.gradient_checkpointing_enable()
     named(input_ids=IDS, labels=IDS, attention_mask=mask).loss.backward()
@@ -141,7 +161,17 @@ def test_a_model_of_transformers(padded: bool) -> None:
     assert named.eval().generate(IDS, attention_mask=mask, max_new_tokens=4).shape == (2, 28)
 
 
+def test_models_without_it_refuse() -> None:
+    """Bloom adds its own masks, and GPT-OSS has attention sinks."""
+    with pytest.raises(ValueError, match="does not support"):
+        BloomForCausalLM._from_config(BloomConfig(n_layer=1), attn_implementation="qfx_sdpa")
+    leaves = heads()
+    for name in ("s_aux", "softcap"):
+        with pytest.raises(ValueError, match=f"does not compute {name}"):
+            attention_forward(nn.Module(), *leaves, None, **{name: torch.ones(4)})
+
+
 def test_a_compiled_model_decides_by_itself() -> None:
-    model, other = llama(attn_implementation="qfx"), llama()
+    model, other = llama(attn_implementation="qfx_sdpa"), llama()
     found = torch.compile(model, backend="eager", fullgraph=True)(input_ids=IDS).logits
     assert torch.allclose(found, other(input_ids=IDS).logits, atol=1e-5)

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from peft import LoraConfig, PeftModel, get_peft_model
 from peft.tuners.lora.layer import Linear as LoraLinear
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook
 from torch.utils.checkpoint import checkpoint
 
 import qfx
@@ -157,6 +158,10 @@ def _hook(*_: Any) -> None:
     return None
 
 
+def _replace_forward(module: nn.Module) -> None:
+    module.forward = module.forward
+
+
 PEFTS: dict[str, tuple[dict[str, Any], Callable[[Any], Any]]] = {
     "DoRA": ({"use_dora": True}, lambda made: None),
     "a bias": ({"lora_bias": True}, lambda made: None),
@@ -167,6 +172,7 @@ PEFTS: dict[str, tuple[dict[str, Any], Callable[[Any], Any]]] = {
         {},
         lambda made: layer(made).lora_B["default"].register_full_backward_hook(_hook),
     ),
+    "a forward of its own": ({}, lambda made: _replace_forward(layer(made).lora_A["default"])),
     "parametrized": (
         {},
         lambda made: nn.utils.parametrizations.weight_norm(layer(made).lora_A["default"]),
@@ -183,6 +189,39 @@ def test_what_peft_itself_computes(name: str, updates: list[bool]) -> None:
     assert not updates
 
 
+def test_a_float16_base_has_adapters_of_float32(updates: list[bool]) -> None:
+    """As PEFT makes them: small gradients would be zero in float16."""
+    made = model(torch.float16, target_modules=["0"])
+    results(made, X.half())
+    assert layer(made).lora_A["default"].weight.dtype == torch.float32 and not updates
+
+
+def test_hooks_on_all_modules_see_the_calls_of_peft(updates: list[bool]) -> None:
+    made, seen = model(target_modules=["0"]), []
+    handle = register_module_forward_hook(lambda module, *_: seen.append(module))
+    try:
+        made(X)
+    finally:
+        handle.remove()
+    assert layer(made).lora_A["default"] in seen and not updates
+
+
+def test_traced() -> None:
+    made = layer(model())
+    with torch.no_grad():
+        assert torch.allclose(torch.jit.trace(made, X)(X), made(X), atol=1e-5)
+
+
+def test_adapters_stay_float_when_the_model_is_quantized() -> None:
+    """They train, and PEFT saves and loads them."""
+    made = adapted(net(), r=64)
+    before = sum(p.numel() for p in made.parameters() if p.requires_grad)
+    qfx.quantize_(made)
+    assert sum(p.numel() for p in made.parameters() if p.requires_grad) == before
+    assert type(layer(made).base_layer) is qfx.nn.Linear
+    assert all(type(part) is nn.Linear for part in (*layer(made).lora_A.values(),))
+
+
 def test_batches_of_several_adapters(updates: list[bool]) -> None:
     made = model(target_modules=["0"]).eval()
     made.add_adapter("other", LoraConfig(r=4, target_modules=["0"], init_lora_weights=False))
@@ -194,9 +233,15 @@ def test_batches_of_several_adapters(updates: list[bool]) -> None:
         )
 
 
-def test_a_hook_sees_the_output_of_the_base(updates: list[bool]) -> None:
+@pytest.mark.parametrize("replaced", [False, True])
+def test_who_sees_the_output_of_the_base_keeps_it(replaced: bool, updates: list[bool]) -> None:
     made, seen = model(target_modules=["0"]), []
-    layer(made).base_layer.register_forward_hook(lambda *call: seen.append(call[-1]))
+    base = layer(made).base_layer
+    if replaced:
+        forward = base.forward
+        base.forward = lambda x: seen.append(forward(x)) or seen[-1]
+    else:
+        base.register_forward_hook(lambda *call: seen.append(call[-1]))
     closeness(made, X, 1e-5)
     assert updates == [False] and torch.equal(seen[0], seen[1])
 

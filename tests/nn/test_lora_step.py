@@ -19,7 +19,7 @@ from tests.lib.int8_calls import int8_matmuls
 
 IDS = torch.randint(0, 100, (4, 48), generator=torch.Generator().manual_seed(0))
 SIZE = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "vocab_size": 100}
-INT8 = {"scheme": "w8a8", "attention": "qfx"}
+INT8 = {"scheme": "w8a8", "attention": "qfx_sdpa"}
 
 
 def model(
@@ -103,7 +103,7 @@ STEPS: dict[str, Callable[[Any], None]] = {
 @pytest.mark.parametrize("scheme", ["w8a8", "w4a8"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_gradients_are_near_those_of_float(dtype: torch.dtype, scheme: str, step: str) -> None:
-    exact, made = model(), model(dtype, scheme, "qfx")
+    exact, made = model(), model(dtype, scheme, "qfx_sdpa")
     plain(exact)
     STEPS[step](made)
     torch._dynamo.reset()

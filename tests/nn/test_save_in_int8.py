@@ -212,6 +212,14 @@ def test_masks_of_dropout_are_bits(dtype: torch.dtype, size: int) -> None:
     assert torch.equal(saved.unpack(packed), mask)
 
 
+def test_tensors_without_values_are_left_alone() -> None:
+    x = torch.randn(64, 128, device="meta", requires_grad=True)
+    with qfx.save_in_int8():
+        y = nn.Sequential(nn.Dropout(0.1), nn.Linear(128, 64, device="meta"), nn.SiLU())(x)
+    y.sum().backward()
+    assert x.grad is not None and x.grad.is_meta
+
+
 @given(st.integers(1, 70), st.sampled_from([torch.bool, torch.float32, torch.float16]))
 def test_flags_come_back(size: int, dtype: torch.dtype) -> None:
     flags = (torch.rand(size) < 0.5).to(dtype)

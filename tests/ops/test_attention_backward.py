@@ -223,6 +223,21 @@ def test_rows_and_keys_that_are_not_seen() -> None:
         assert gradients(masked._replace(k=k), grad)[0][..., 0, :].isnan().all()
 
 
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("place", range(4))
+def test_faults_show_where_the_reference_has_them(place: int, causal: bool) -> None:
+    """In q, k, v and the gradient."""
+    case, grad = case_of(20, 30, 16, causal=causal)
+    tensors = [*(t.clone() for t in case[:3]), grad.clone()]
+    tensors[place][0, 1, 5, 3] = math.nan
+    q, k, v, grad = tensors
+    faulty = Case(q, k, v, None, causal)
+    of_reference = gradients(faulty, grad, REFERENCES["int8_attention_backward"])
+    for a, b in zip(gradients(faulty, grad), of_reference, strict=True):
+        assert torch.equal(a.isnan(), b.isnan()) and a[0, 0].isfinite().all()
+    assert any(t.isnan().any() for t in of_reference)
+
+
 def test_refusals() -> None:
     case, grad = case_of(8, 8)
     mask = torch.zeros(8, 8, requires_grad=True)
