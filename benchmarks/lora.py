@@ -197,7 +197,7 @@ def tables(options: Namespace) -> Iterator[list[Row]]:
 QUESTION = Question(
     "What does a LoRA step on an int8 base cost, and what does the model learn?",
     tables,
-    key=("base",),
+    key=("base", "steps"),
     options={"models": [TRAINED], "ways": list(WAYS), "steps": 30},
     rounds=1,
 )
