@@ -44,8 +44,10 @@ def _packed(flags: Tensor) -> Tensor:
 @cache
 def _flags_of_bytes(device: torch.device) -> Tensor:
     """Returns the eight flags of each byte, [256, 8]."""
-    places = torch.arange(_BYTE, device=device)
-    rows = ((torch.arange(256, device=device)[:, None] >> places) & 1).to(torch.uint8)
+    places = torch.arange(_BYTE, dtype=torch.int64, device=device)
+    rows = ((torch.arange(256, dtype=torch.int64, device=device)[:, None] >> places) & 1).to(
+        torch.uint8
+    )
     table = torch.empty_like(rows)
     table[_packed(rows.ravel()).long()] = rows
     return table

@@ -67,7 +67,8 @@ class CapturedGraphs:
         names in the model."""
         work = run_passes(gm, Context(self.config, self.costs, here, around=None), "decide")
         plan = self.as_called.plan(work.plan) if self.as_called else work.plan
-        matches, observer = work.matches, SideBySide(gm, plan)
+        gradients = self.config.chosen.backward == "int8"
+        matches, observer = work.matches, SideBySide(gm, plan, gradients)
         self.graphs.append(observer)
         int8 = [root for e in plan.entries if e.scheme for root in e.match.weights]
         self.int8.update(parameter_name(w, here) for w in int8)

@@ -23,6 +23,8 @@ from qfx.ops.storage import stored_bytes
 from qfx.plan.plan import Entry
 from qfx.values.scheme import PER_COLUMN, Scheme
 
+CLOSE_GRADIENTS = 0.995  # cosine to those in float
+
 
 @dataclass(frozen=True)
 class Row:
@@ -38,7 +40,9 @@ class Row:
     scales, all of which a call with few tokens reads; of the weights of experts those that the call
     can read, one for each row at most. `bits`: the stored bits per element of the
     weight. Both are None for a matmul of two activations, and on a GPU. `lookup`: the row is an
-    int8 embedding, which multiplies nothing.
+    int8 embedding, which multiplies nothing. `gradient_cosine`: of an attention, with
+    backward="int8": the least cosine of its gradients in int8 with those in float, for random
+    gradients of its output.
     """
 
     module: str
@@ -59,6 +63,7 @@ class Row:
     weight_bytes: int | None = None
     bits: float | None = None
     lookup: bool = False
+    gradient_cosine: float | None = None
 
     @property
     def outlier_ratio(self) -> float | None:
@@ -77,12 +82,14 @@ class Range(NamedTuple):
 class SiteMeasurement(NamedTuple):
     """The measurement of a matmul or module that was run in int8 and in float. `sqnr_db`: None if
     both give the same output by construction, as lookups in the same table do. `float_s`, `int8_s`:
-    seconds for one call. `guarded`: the counts of the guard, None without one."""
+    seconds for one call. `guarded`: the counts of the guard, None without one. `gradient_cosine`:
+    as in `Row`."""
 
     sqnr_db: float | None
     float_s: float
     int8_s: float
     guarded: GuardCount | None = None
+    gradient_cosine: float | None = None
 
 
 def range_of(x: Tensor) -> Range:
@@ -123,14 +130,15 @@ def row_of(entry: Entry, seen: Range | None, measured: SiteMeasurement | None) -
     predicted."""
     estimate = entry.estimate
     predicted = (estimate.float_s, estimate.int8_s) if estimate else (None, None)
-    sqnr_db, float_s, int8_s, guarded = measured or (None, *predicted, None)
+    sqnr_db, float_s, int8_s, guarded, cosine = measured or (None, *predicted, None, None)
     return Row(
         module=entry.match.path,
         node=entry.match.node.name,
         shape=entry.match.shape,
         scheme=entry.token,
         kernel="" if entry.token == FLOAT else _kernel(entry),
-        reason=entry.reason,
+        reason=entry.reason + _of_gradients(cosine),
+        gradient_cosine=cosine,
         sqnr_db=sqnr_db,
         float_s=float_s,
         int8_s=int8_s,
@@ -141,6 +149,13 @@ def row_of(entry: Entry, seen: Range | None, measured: SiteMeasurement | None) -
         **_weight(entry),
         **(seen._asdict() if seen else {}),
     )
+
+
+def _of_gradients(cosine: float | None) -> str:
+    if cosine is None:
+        return ""
+    low = f", below {CLOSE_GRADIENTS}: `skip` leaves it float" if cosine < CLOSE_GRADIENTS else ""
+    return f"; the cosine of its int8 gradients is {cosine:.4f}{low}"
 
 
 def _weight(entry: Entry) -> dict[str, Any]:

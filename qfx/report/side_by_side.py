@@ -33,6 +33,7 @@ from qfx.ops.guard_counts import GuardCount, taken
 from qfx.ops.single_tensors import sqnr
 from qfx.pipeline import Context, run_passes
 from qfx.plan.plan import Entry, Plan
+from qfx.report.attention_gradients import gradient_cosine
 from qfx.report.grouped_trial import grouped_form
 from qfx.report.report_row import Range, Row, SiteMeasurement, range_of, row_of
 from qfx.rewriting.expert_calls import packing_of
@@ -58,8 +59,10 @@ class SideBySide(fx.Interpreter):
     """Runs a float graph, and measures each matmul that the plan quantizes: on its input in float
     and in int8."""
 
-    def __init__(self, gm: fx.GraphModule, plan: Plan) -> None:
+    def __init__(self, gm: fx.GraphModule, plan: Plan, gradients: bool = False) -> None:
+        """`gradients`: measure those of attentions too."""
         super().__init__(gm)
+        self.gradients = gradients
         self.entries = plan.entries
         sites = [(site, entry) for site, entry in plan.of(Site) if entry.scheme]
         self.products = {m.node: (m, e) for m, e in plan.of(Product) if e.scheme}
@@ -221,7 +224,11 @@ class SideBySide(fx.Interpreter):
             return torch.ops.qfx.int8_attention(q, k, v, mask, scale, causal, attention.dtype)
 
         float_s, int8_s = medians(in_float, in_int8, rounds=_ROUNDS)
-        self.measured[attention.node] = SiteMeasurement(sqnr(result, in_int8()), float_s, int8_s)
+        found = SiteMeasurement(sqnr(result, in_int8()), float_s, int8_s)
+        if self.gradients:
+            given = (q, k, v, mask, scale, causal)
+            found = found._replace(gradient_cosine=gradient_cosine(*given, gqa))
+        self.measured[attention.node] = found
 
     def _run_experts(self, found: ExpertProduct, entry: Entry, result: Tensor) -> None:
         assert entry.scheme is not None

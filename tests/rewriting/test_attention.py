@@ -250,6 +250,20 @@ def test_attention_that_records_gradients(gaining: None) -> None:
         assert torch.cosine_similarity(grad.ravel(), exact.ravel(), 0) > 0.99
 
 
+@pytest.mark.parametrize("times", [1.0, 30.0])
+def test_the_report_says_how_near_gradients_are(gaining: None, times: float) -> None:
+    """With backward="int8" alone; where scores are far apart, that they are not near."""
+    torch.manual_seed(0)
+    model, x = Block(causal=True), torch.randn(2, 40, 32) * times
+    for backward in ("float", "int8"):
+        options = {"minimum_gain": 0, "backward": backward}
+        row = qfx.explain(model, x, options=options).rows[1]
+        assert (row.gradient_cosine is None) == (backward == "float")
+    assert row.gradient_cosine is not None and 0.5 < row.gradient_cosine < 1
+    assert ("below 0.995" in row.reason) == (row.gradient_cosine < 0.995) == (times > 1)
+    assert f"the cosine of its int8 gradients is {row.gradient_cosine:.4f}" in row.reason
+
+
 def test_a_mask_that_learns_keeps_attention_float(gaining: None) -> None:
     class Biased(nn.Module):
         def __init__(self) -> None:
