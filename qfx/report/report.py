@@ -14,7 +14,7 @@ from qfx.match.base import FLOAT
 from qfx.nn.weight_bytes import WeightBytes, kinds
 from qfx.report.html import page
 from qfx.report.plain_report import plain_report
-from qfx.report.report_row import Row, float_rows, shares
+from qfx.report.report_row import CLOSE_GRADIENTS, Row, float_rows, shares
 from qfx.report.weights_read import WeightsRead, weights_read
 from qfx.report.whole_model import WholeModel
 
@@ -69,6 +69,15 @@ class Report:
         read = self.weights_read
         row = self.whole.row
         return (row if read is None else replace(row, weight_bytes=read.stored, bits=read.bits),)
+
+    @property
+    def far_gradients(self) -> tuple[str, ...]:
+        """The names of the attentions whose int8 gradients have a cosine below 0.995 with those in
+        float, for the option `skip`, which leaves them float. Empty without backward="int8", with
+        which alone they are measured."""
+        cosines = ((row.module, row.gradient_cosine) for row in self.rows)
+        far = (name for name, cosine in cosines if cosine is not None and cosine < CLOSE_GRADIENTS)
+        return tuple(dict.fromkeys(filter(None, far)))
 
     @property
     def weights_read(self) -> WeightsRead | None:

@@ -261,6 +261,12 @@ def test_the_report_says_how_near_gradients_are(gaining: None, times: float) -> 
         assert (row.gradient_cosine is None) == (backward == "float")
     assert row.gradient_cosine is not None and 0.5 < row.gradient_cosine < 1
     assert ("below 0.995" in row.reason) == (row.gradient_cosine < 0.995) == (times > 1)
+    inside = nn.ModuleDict({"block": model})
+    inside.forward = lambda x: inside["block"](x)
+    report = qfx.explain(inside, x, options=options)
+    assert report.far_gradients == (("block",) if times > 1 else ())
+    left = qfx.explain(inside, x, options=options | {"skip": [*report.far_gradients]})
+    assert (left.rows[1].scheme == "float") == (times > 1)
     assert f"the cosine of its int8 gradients is {row.gradient_cosine:.4f}" in row.reason
 
 
