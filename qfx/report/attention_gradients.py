@@ -1,4 +1,4 @@
-"""How near the int8 gradients of an attention are to those in float."""
+"""The int8 gradients of an attention, compared with those in float."""
 
 from __future__ import annotations
 
