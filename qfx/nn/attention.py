@@ -33,7 +33,7 @@ def scaled_dot_product_attention(
     query [*B, M, D], key [*B, N, D], value [*B, N, E] -> [*B, M, E].
 
     Its gradients are int8 too, of keys whose mean is taken off, and memory grows with the number of
-    tokens, not with its square: (A1) to (A6), (A11) to (A14) of docs/numerics.md. The result has
+    tokens, not with its square: (A1) to (A6), (A11) to (A15) of docs/numerics.md. The result has
     the dtype of query, or that of autocast if it is on.
 
     What int8 does not serve, PyTorch computes, and a line of the log (INFO) says it once: one
@@ -50,11 +50,10 @@ def scaled_dot_product_attention(
     """
     compiling = torch.compiler.is_compiling()
     why_float = "" if compiling else _why_float(query, key, value, attn_mask, enable_gqa)
-    if not why_float and dropout_p > 0:
-        why_float = "dropout"
+    why_float = why_float or ("dropout" if dropout_p > 0 and not compiling else "")
+    if why_float:
+        _say_float(why_float)
     if why_float or compiling:
-        if why_float:
-            _say_float(why_float)
         return _FLOAT(
             query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
         )
