@@ -4,7 +4,8 @@ ends?
 `digits`: the vision transformer of benchmarks/digits.py, accuracy in percent and negative log
 likelihood of images it was not trained on. `decoder`: a small Llama on the bytes of news, whose
 loss of other news is the likelihood. Each way is a fresh process. The weights of the model train,
-in float. Int8 products are compiled; attention in int8 and `save_in_int8` are eager too.
+in float. Int8 products are compiled, with what is combined with them; attention in int8 and
+`save_in_int8` alone are eager.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ HELD_OUT = 64  # sequences
 
 
 class Way(NamedTuple):
-    """`backward`: of a model that qfx compiles; "" for an eager float model. `attention`, `saved`:
-    whether attention is int8 and activations are saved in int8, in eager code."""
+    """`backward`: of a model that qfx compiles, attention too; "" for an eager float model.
+    `attention`, `saved`: whether attention is int8 and activations are saved in int8."""
 
     backward: str = ""
     attention: bool = False
@@ -44,6 +45,7 @@ WAYS = {
     "attention in int8": Way(attention=True),
     "saved in int8": Way(saved=True),
     "attention in int8, saved in int8": Way(attention=True, saved=True),
+    "all together": Way("int8", attention=True, saved=True),
 }
 
 
@@ -52,9 +54,12 @@ def _run_of(model: nn.Module, way: Way) -> Callable[..., Any]:
 
     if way.attention:
         given: Any = qfx.nn.functional.scaled_dot_product_attention
+        if way.backward:  # 16 tokens are below the break-even of compiled graphs
+            given = torch.compiler.disable(given)
         F.scaled_dot_product_attention = given
     if way.backward:
         options: Any = {"backward": way.backward, "minimum_gain": 0}
+        options |= {"saved_activations": "int8"} if way.saved else {}
         return torch.compile(model, backend="qfx", options=options)
 
     def run(*args: Any) -> Any:

@@ -40,7 +40,7 @@ ADAPTERS = {"lora_A", "lora_B"}
 class Way(NamedTuple):
     """`scheme`, `backward`: of `qfx.Config`; None for a base that is not of qfx. `backend`: of
     `torch.compile`. `library`: the package that quantizes the base to int8 in the place of qfx.
-    `saved`: under `qfx.save_in_int8`. `attention`: in int8."""
+    `saved`: activations in int8. `attention`: in int8. `chunked`: under `qfx.chunked_loss`."""
 
     dtype: torch.dtype = torch.float32
     scheme: str | None = None
@@ -49,6 +49,7 @@ class Way(NamedTuple):
     library: str = ""
     saved: bool = False
     attention: bool = False
+    chunked: bool = False
 
 
 BF16 = torch.bfloat16
@@ -58,11 +59,18 @@ WAYS = {
     "qfx": Way(scheme="w8a8"),
     "qfx int8 backward": Way(scheme="w8a8", backward="int8"),
     "qfx int8 backward, compiled": Way(scheme="w8a8", backward="int8", backend="qfx"),
+    "qfx int8 backward, compiled, saved in int8": Way(
+        scheme="w8a8", backward="int8", backend="qfx", saved=True
+    ),
     "qfx int8 backward, saved in int8": Way(scheme="w8a8", backward="int8", saved=True),
     "qfx int8 backward and attention": Way(scheme="w8a8", backward="int8", attention=True),
     "qfx int8 backward and attention, saved in int8": Way(
         scheme="w8a8", backward="int8", attention=True, saved=True
     ),
+    "qfx int8 backward and attention, saved in int8, loss in chunks": Way(
+        scheme="w8a8", backward="int8", attention=True, saved=True, chunked=True
+    ),
+    "float32, loss in chunks": Way(chunked=True),
     "qfx w4a8 int8 backward": Way(scheme="w4a8", backward="int8"),
     "qfx w4a8 int8 backward and attention": Way(scheme="w4a8", backward="int8", attention=True),
     "bitsandbytes int8": Way(library="bitsandbytes"),
@@ -73,8 +81,14 @@ WAYS = {
     "bfloat16 qfx int8 backward and attention, saved in int8": Way(
         BF16, "w8a8", "int8", attention=True, saved=True
     ),
+    "bfloat16 qfx int8 backward and attention, saved in int8, loss in chunks": Way(
+        BF16, "w8a8", "int8", attention=True, saved=True, chunked=True
+    ),
     "bfloat16 qfx w4a8 int8 backward and attention": Way(BF16, "w4a8", "int8", attention=True),
     "bfloat16 qfx int8 backward, compiled": Way(BF16, "w8a8", "int8", "qfx"),
+    "bfloat16 qfx int8 backward, compiled, saved in int8": Way(
+        BF16, "w8a8", "int8", "qfx", saved=True
+    ),
 }
 
 
@@ -127,6 +141,7 @@ def _compiled(model: Any, way: Way) -> Callable[..., Any]:
     if way.backend != "qfx":
         return torch.compile(model, backend=way.backend)
     options: Any = {"skip": [*ADAPTERS], "backward": way.backward}
+    options |= {"saved_activations": "int8"} if way.saved else {}
     return torch.compile(model, backend=way.backend, options=options)
 
 
@@ -147,7 +162,10 @@ def measured(name: str, steps: int, of: str = TRAINED) -> Row:
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=RATE)
 
     def step(ids: Tensor) -> float:
-        with qfx.save_in_int8() if way.saved else nullcontext():
+        with (
+            qfx.save_in_int8() if way.saved and not way.backend else nullcontext(),
+            qfx.chunked_loss(model) if way.chunked else nullcontext(),
+        ):
             loss = run(input_ids=ids, labels=ids).loss
         loss.backward()
         optimizer.step()
@@ -161,7 +179,7 @@ def measured(name: str, steps: int, of: str = TRAINED) -> Row:
         seconds.append(time.process_time() - start)
     peak = _memory("VmHWM")
     tensors = round(peak_mb(lambda: step(texts[:BATCH])))
-    saved = qfx.saved_tensors(model, input_ids=texts[:BATCH], labels=texts[:BATCH]).bytes
+    saved = qfx.saved_tensors(run, input_ids=texts[:BATCH], labels=texts[:BATCH]).bytes
     with torch.no_grad():
         rows = others.split(BATCH)
         held_out = mean(model.eval()(input_ids=ids, labels=ids).loss.item() for ids in rows)
@@ -170,7 +188,7 @@ def measured(name: str, steps: int, of: str = TRAINED) -> Row:
         "base_mb": round((loaded - before) / 1e6),
         "step_mb": round((peak - loaded) / 1e6),
         "tensors_mb": tensors,
-        **({} if way.backend or way.saved else {"saved_mb": round(saved / 1e6)}),
+        **({"saved_mb": round(saved / 1e6)} if way.backend or not way.saved else {}),
         "loss_first": round(mean(losses[:AVERAGED]), 4),
         "loss_middle": round(mean(losses[: steps // 2][-AVERAGED:]), 4),
         "loss_last": round(mean(losses[-AVERAGED:]), 4),

@@ -41,6 +41,8 @@ MEANINGS = {
     "[serving](serving.md#without-float-weights)",
     "embeddings": '`"int8"`: `qfx.quantize_` and `QfxConfig` quantize embeddings too: '
     "[coverage](coverage.md#embeddings); an error under `torch.compile`, which replaces no modules",
+    "saved_activations": "what a compiled training step keeps for the backward pass: `float` or "
+    "`int8`, rounded stochastically: [training](training.md#what-a-step-keeps)",
 }
 # The last column of the table of schemes: when to use one.
 PURPOSES = {

@@ -8,6 +8,7 @@ import torch  # (its libraries are loaded before our extension)
 
 from qfx import nn, ops  # the operators, registered before anything uses them
 from qfx.nn import convert, prepare_binary, prepare_qat, quantize_
+from qfx.nn.chunked_loss import chunked_loss
 from qfx.nn.save_in_int8 import save_in_int8
 from qfx.nn.stored_modules import LISTENERS
 from qfx.ops.guard_counts import GuardCount, guard_counts
@@ -62,6 +63,7 @@ __all__ = [
     "SiteRecipe",
     "backend",
     "calibrate",
+    "chunked_loss",
     "cmake_prefix_path",
     "compile_for_generate",
     "convert",

@@ -57,6 +57,25 @@ def attention(batch: int, m: int, k: int, n: int, dtype: torch.dtype) -> list[fl
     )
 
 
+def attention_step(batch: int, m: int, k: int, n: int, dtype: torch.dtype) -> list[float]:
+    """Returns seconds of an attention and its gradients."""
+    with torch.inference_mode(False), torch.enable_grad():
+        heads = [t.clone().requires_grad_() for t in _heads(batch, m, k, n, dtype)]
+        grad = _heads(batch, m, k, n, dtype)[0].clone()
+        q, keys, values = heads
+
+        def step(attended: Callable[[], Tensor]) -> Callable[[], object]:
+            return lambda: torch.autograd.grad(attended(), heads, grad)
+
+        return fastest(
+            step(lambda: F.scaled_dot_product_attention(q, keys, values)),
+            step(
+                lambda: torch.ops.qfx.int8_attention(q, keys, values, None, k**-0.5, False, dtype)
+            ),
+            rounds=ROUNDS,
+        )
+
+
 def decode(batch: int, m: int, k: int, n: int, dtype: torch.dtype) -> list[float]:
     """Returns seconds of decoding attention (one query) in PyTorch and in `attention_decode`. Keys
     and values come from memory and not from caches, because a model reads all of its weights

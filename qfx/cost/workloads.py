@@ -68,5 +68,6 @@ KINDS = {
     "weight_only": _linear(Scheme(x=None)),
     "products": _batch(batches.PRODUCT_AXES, batches.product),
     "attentions": _batch(batches.ATTENTION_AXES, batches.attention),
+    "attention_steps": _batch(batches.ATTENTION_AXES, batches.attention_step),
     "decodes": _batch(batches.DECODE_AXES, batches.decode),
 }

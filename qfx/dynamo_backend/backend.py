@@ -45,6 +45,7 @@ from qfx.plan import unrecognized as unserved
 from qfx.plan.by_cost import tie_to_sizes
 from qfx.plan.plan import Plan
 from qfx.rewriting.constants import NewInputs, as_placeholders, drop_unused_inputs
+from qfx.rewriting.saved_activations import compress
 from qfx.values.config import Config, parse_options
 from qfx.weights.cache import CACHE
 from qfx.weights.graph_inputs import example_inputs as graph_examples
@@ -195,7 +196,8 @@ def _inner_compiler(config: Config, options: dict[str, Any], mode: str | None) -
     if config.inner == "aot_eager":
         return aot_eager()
     operators = [getattr(torch.ops.qfx, name) for name in FAKES]
-    by_inductor = partial(inductor, options, mode, operators, f"qfx-{own_digest()}")
+    coded = compress if config.saved_activations == "int8" else None
+    by_inductor = partial(inductor, options, mode, operators, f"qfx-{own_digest()}", coded)
     return program_compiler(by_inductor) if config.inner == "program" else by_inductor()
 
 

@@ -13,24 +13,33 @@ from torch import fx
 from qfx.host.inductor_calls import call_linears_directly
 from qfx.host.inductor_convolutions import call_convolutions_directly
 from qfx.host.operators import OpOverload, OpOverloadPacket
+from qfx.host.partitioner import Rewrite, partitioner
 
 Compiled = Callable[..., Any]
 
 
 def inductor(
-    options: Mapping[str, Any], mode: str | None, operators: Sequence[Any], digest: str
+    options: Mapping[str, Any],
+    mode: str | None,
+    operators: Sequence[Any],
+    digest: str,
+    rewrite_saved: Rewrite | None = None,
 ) -> Compiled:
     """Returns a function that compiles a graph with Inductor, with the user's options and those of
     `mode`.
 
     `operators`: operators of qfx, whose inputs are to be computed into memory once, and whose
     results have the sizes and strides that their fake implementations say. `digest`: a digest of
-    the code that is compiled together with the graph, for the keys of caches.
+    the code that is compiled together with the graph, for the keys of caches. `rewrite_saved`:
+    edits what the forward graph of a training step saves.
     """
     from torch._inductor import list_mode_options
     from torch._inductor.compile_fx import compile_fx
 
     options_of_mode = {**(list_mode_options(mode) if mode else {}), **options}
+    if rewrite_saved is not None:
+        given = {**known_options(), **options_of_mode}["custom_partitioner_fn"]
+        options_of_mode["custom_partitioner_fn"] = partitioner(rewrite_saved, digest, given)
     _read_inputs_where_they_are(operators)
     call_linears_directly(digest)
     call_convolutions_directly(digest)

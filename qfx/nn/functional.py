@@ -87,26 +87,26 @@ class _LinearFunction(torch.autograd.Function):
         return dx, dw, db, None
 
 
-def first_order(grad: Tensor, who: str, *operands: Tensor) -> Tensor:
+def first_order(grad: Tensor, who: str, *operands: Tensor, why: str = WHY_FIRST_ORDER) -> Tensor:
     """Returns `grad`, for backward functions that have no derivative of their own: differentiating
-    the result with respect to `operands` raises an error."""
+    the result with respect to `operands` raises an error that names `who` and says `why`."""
     if torch.compiler.is_compiling():  # a compiled backward has no second derivative anyway
         return grad
-    return _FirstOrder.apply(grad, who, *operands)  # type: ignore[no-any-return]
+    return _FirstOrder.apply(grad, f"{who} has no second derivative: {why}", *operands)  # type: ignore[no-any-return]
 
 
 class _FirstOrder(torch.autograd.Function):
     @staticmethod
-    def forward(grad: Tensor, who: str, *operands: Tensor) -> Tensor:
+    def forward(grad: Tensor, text: str, *operands: Tensor) -> Tensor:
         return grad.clone()
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        ctx.who = inputs[1]
+        ctx.text = inputs[1]
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        raise NotImplementedError(f"{ctx.who} has no second derivative: {WHY_FIRST_ORDER}")
+        raise NotImplementedError(ctx.text)
 
 
 def lsq_linear(

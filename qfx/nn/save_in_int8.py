@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 from qfx.host.tensors import WeakStorage, has_values, storage_id, view_base, weak_storage
 from qfx.nn.packed_flags import PackedFlags
 from qfx.ops.code import Code
-from qfx.values.limits import FLOATS
+from qfx.values.limits import FEWEST_SAVED, FLOATS, NARROWEST_SAVED
 from qfx.weights.change_detection import place_and_version
 
 ops = torch.ops.qfx
@@ -28,8 +28,6 @@ FUNCTIONS = frozenset(
 _DROPOUTS = frozenset(("dropout", "dropout_", "native_dropout"))
 _POWERS = frozenset(("pow", "__pow__"))
 _EXPONENTS = (2, 3)  # a root or an inverse is a quotient
-_NARROW = 32  # features: below, scales would outweigh the codes
-_SMALL = 4096  # elements: below, nothing is gained
 
 
 class _Coded:
@@ -56,7 +54,7 @@ class _Saved:
         self._alive: dict[Any, WeakStorage] = {}
 
     def pack(self, tensor: Tensor) -> Tensor | _Coded | PackedFlags:
-        if self.drops and tensor.numel() >= _SMALL and has_values(tensor):
+        if self.drops and tensor.numel() >= FEWEST_SAVED and has_values(tensor):
             return PackedFlags.of(tensor) or tensor
         if self.exact is None or not _is_large(tensor) or storage_id(tensor) in self.exact:
             return tensor
@@ -75,7 +73,7 @@ class _Saved:
 def _is_large(tensor: Tensor) -> bool:
     if tensor.dtype not in FLOATS or tensor.ndim < 2 or not has_values(tensor):
         return False
-    return tensor.shape[-1] >= _NARROW and tensor.numel() >= _SMALL
+    return tensor.shape[-1] >= NARROWEST_SAVED and tensor.numel() >= FEWEST_SAVED
 
 
 class _FunctionWatch(TorchFunctionMode):
@@ -128,11 +126,11 @@ def save_in_int8() -> Iterator[None]:
 
     It holds for the inputs of linears, matmuls, convolutions, products, norms and smooth
     activation functions, [..., K] with K of at least 32 and at least 4096 elements. The masks of
-    dropout are kept as one bit for each element, without a loss. Parameters,
-    inputs of the model, attention, softmax and losses keep what they save, and so does a compiled
-    graph. The forward pass is unchanged, except that the seeds of the rounding are drawn from the
-    default generator, from which dropout draws too. Gradients become noisy estimates. What
-    `torch.utils.checkpoint` runs again is not compressed.
+    dropout are kept as one bit for each element, without a loss. Parameters, inputs of the model,
+    attention, softmax and losses keep what they save, and so does a compiled graph, for which
+    `saved_activations="int8"` is an option. The forward pass is unchanged, except that the seeds of
+    the rounding are drawn from the default generator, from which dropout draws too. Gradients
+    become noisy estimates. What `torch.utils.checkpoint` runs again is not compressed.
     """
     saved = _Saved()
     hooks = torch.autograd.graph.saved_tensors_hooks(saved.pack, saved.unpack)

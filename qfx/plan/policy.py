@@ -167,7 +167,7 @@ def _of_training(match: Attention, criteria: _Criteria) -> Entry:
     if criteria.config.chosen.backward != "int8":
         reason = 'an attention: its gradient is recorded, and is int8 with backward="int8" alone'
         return Entry(match, None, reason)
-    return _by_gain(match, "an attention", "attentions", criteria)
+    return _by_gain(match, "an attention and its gradients", "attention_steps", criteria)
 
 
 _NOT_PINNED = "the pinned plan does not name it"

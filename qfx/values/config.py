@@ -53,8 +53,9 @@ class Config:
     `release_weights`: under `torch.compile`, the memory of packed float weights is freed, by
     writing them to files if necessary, and all matmuls with such weights that int8 supports are
     int8, whatever their gain (docs/serving.md). `embeddings`: "int8" replaces each nn.Embedding by
-    a table of int8 codes, with `quantize_` only. Raises ValueError or TypeError for an invalid
-    option.
+    a table of int8 codes, with `quantize_` only. `saved_activations`: what a compiled training step
+    keeps for the backward pass, "float" or "int8" with stochastic rounding, by Inductor only
+    (docs/training.md). Raises ValueError or TypeError for an invalid option.
     """
 
     scheme: str | Scheme = "w8a8"
@@ -68,6 +69,7 @@ class Config:
     smoothing: bool = True
     release_weights: bool = False
     embeddings: str | None = None
+    saved_activations: str = "float"
 
     @classmethod
     def of(cls, given: Configurable) -> Config:
@@ -131,6 +133,16 @@ class Config:
         if self.embeddings not in (None, "int8"):
             raise UserError(
                 f'embeddings={self.embeddings!r}: expected "int8", or None to leave them float'
+            )
+        if self.saved_activations not in BACKWARD:
+            raise UserError(
+                f"unknown saved_activations {self.saved_activations!r}; choose from "
+                f"{', '.join(BACKWARD)}"
+            )
+        if self.saved_activations == "int8" and self.inner in ("eager", "aot_eager"):
+            raise UserError(
+                'saved_activations="int8" is for the inner compiler "inductor", not '
+                f"{self.inner!r}; eager code runs under qfx.save_in_int8()"
             )
         guard = self.guard
         if guard is not None and (

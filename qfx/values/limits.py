@@ -18,6 +18,8 @@ LEAST_K = _PER_OUTPUT * _WIDTH // (_WIDTH - 1)
 FEWEST_INPUTS = 64  # of a recurrent layer
 _FIRST_INPUT = re.compile(r"(?:weight_)?ih(?:_l0(?:_reverse)?)?")  # as PyTorch names its weight
 FEWEST_OUTPUTS = 8  # of a group of channels: a kernel computes 32 side by side
+FEWEST_SAVED = 4096  # elements of an activation that is saved in int8: below, nothing is gained
+NARROWEST_SAVED = 32  # of its rows: below, scales would outweigh the codes
 SERVED = "int8 serves float32, bfloat16 and float16"
 
 

@@ -217,11 +217,18 @@ def test_a_family_without_defaults_is_measured() -> None:
 # --- defaults ---
 
 
+# No processor of the family was at hand: each machine measures its own.
+WITHOUT_DEFAULTS = {("avxvnni", "attention_steps")}
+
+
 @pytest.mark.parametrize("isa", sorted(path.stem for path in FOLDER.glob("*.json")))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_a_family_has_defaults_for_all_kinds_and_types(isa: str, dtype: torch.dtype) -> None:
     for kind, workload in KINDS.items():
         table = default_table(kind, dtype, isa)
+        if (isa, kind) in WITHOUT_DEFAULTS:
+            assert table is None
+            continue
         assert table is not None and table.grids["int8"].axes == workload.axes
     large = default_table("int8", dtype, isa)
     assert large is not None

@@ -9,6 +9,7 @@ import ctypes
 import gc
 import inspect
 import linecache
+import pickle
 import tempfile
 import weakref
 from collections.abc import Callable
@@ -43,6 +44,7 @@ from qfx.host import (
     nodes,
     operators,
     optimizers,
+    partitioner,
     shapes,
     source_text,
     subclasses,
@@ -689,6 +691,51 @@ def wrappers_become_others_and_parameters() -> None:
     assert not subclasses.become(half, meta)
 
 
+def saved_tensors_are_edited() -> None:
+    """What is saved in the place of a tensor reaches the backward graph."""
+
+    def halved(saved: Any, results: Any) -> Any:
+        ((node, read),) = [pair for pair in saved if pair[0].target is torch.ops.aten.mm.default]
+        assert results and node.name == read.name
+        with node.graph.inserting_after(node):
+            half = node.graph.call_function(torch.ops.aten.mul.Tensor, (node, 0.5), name="half")
+        half.meta["val"] = node.meta["val"]
+        with read.graph.inserting_before(read):
+            made = read.graph.create_node("placeholder", "half", name="half")
+        made.meta["val"] = half.meta["val"]
+        read.replace_all_uses_with(made)
+        read.graph.erase_node(read)
+        return {node: [half]}
+
+    from torch._inductor.utils import fresh_cache
+
+    torch._dynamo.reset()
+    with fresh_cache():
+        x = torch.ones(4, 8, requires_grad=True)
+        options: Any = {"custom_partitioner_fn": partitioner.partitioner(halved, "digest")}
+        step = torch.compile(lambda x: (x @ torch.ones(8, 8)).square().sum(), options=options)
+        step(x).backward()
+    assert x.grad is not None and torch.equal(x.grad, torch.full((4, 8), 64.0))  # of 128
+
+
+def partitioners_are_in_cache_keys() -> None:
+    from torch._inductor.custom_graph_pass import CustomPartitionerFn
+
+    class Given(CustomPartitionerFn):
+        def __call__(self, gm: Any, joint_inputs: Any, **kwargs: Any) -> Any: ...
+
+        def uuid(self) -> Any:
+            return "theirs"
+
+    def key(*arguments: Any) -> Any:
+        made = partitioner.partitioner(lambda saved, results: {}, *arguments)
+        assert pickle.loads(pickle.dumps(made)) == made.uuid()
+        return made.uuid()
+
+    keys = {key("one"), key("two"), key("one", Given())}
+    assert len(keys) == 3 and key("one") in keys
+
+
 def transforms_are_seen() -> None:
     seen = []
 
@@ -817,6 +864,10 @@ CANARIES: dict[ModuleType, dict[Callable[[], None], str]] = {
     modules: {
         hooks_are_where_they_were: "quantize_ and prepare_qat of linears with hooks",
         checks_run_once: "state dicts are checked as a whole before any of it is taken",
+    },
+    partitioner: {
+        saved_tensors_are_edited: 'saved_activations="int8": what compiled steps save',
+        partitioners_are_in_cache_keys: "compiled steps from caches after a change of qfx",
     },
     optimizers: {steps_are_seen: "weights that a fused optimizer has changed"},
     distributed: {

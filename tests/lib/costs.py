@@ -46,7 +46,7 @@ FIXED["int8"] = table(
     windows=(5e-9, 6e-9, 0.75),
     depthwise=(4e-10, 1e-10, 4e-11, 1.024e-7, 1e-10, 2e-10, 2e-11),
 )
-for _kind in ("products", "attentions", "decodes"):
+for _kind in ("products", "attentions", "attention_steps", "decodes"):
     FIXED[_kind] = table(_kind, 2e-10, call=(*CALL.values(),))
 
 

@@ -1,5 +1,5 @@
-"""Adapters on an int8 base with int8 gradients and activations saved in int8, by two processes: DDP
-and FSDP2 average what a single process computes on all rows."""
+"""Adapters on an int8 base with int8 gradients and activations saved in int8, and losses in chunks,
+by two processes: DDP and FSDP2 average what a single process computes on all rows."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -16,6 +17,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 import qfx
+from qfx.nn.deferred_logits import DeferredLogits
 from tests.lib.ranks import RANKS, Ranks
 
 X = torch.randn(64 * RANKS, 128, generator=torch.Generator().manual_seed(0))
@@ -75,3 +77,45 @@ def test_gradients_are_those_of_one_process(ranks: Ranks, way: str) -> None:
         assert all(torch.equal(each[name], grad) for each in others)
         assert torch.cosine_similarity(grad.ravel(), expected[name].ravel(), 0) > 0.99
         assert not torch.equal(grad, expected[name])
+
+
+class Classifier(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.body, self.head = nn.Linear(128, 128), nn.Linear(128, 500)
+        self.deferred = False
+
+    def get_output_embeddings(self) -> nn.Module:
+        return self.head
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits = self.head(self.body(x))
+        self.deferred = isinstance(logits, DeferredLogits)
+        return F.cross_entropy(logits, torch.arange(len(x)))
+
+
+def loss_of_a_rank(way: str) -> tuple[dict[str, Tensor], bool]:
+    made: Any = Classifier()
+    inner, rows = made, X.chunk(RANKS)[torch.distributed.get_rank()]
+    if way == "ddp":
+        made = DistributedDataParallel(made)
+        with qfx.chunked_loss(made):
+            made(rows).backward()
+    else:
+        fully_shard(made.head, mesh=init_device_mesh("cpu", (RANKS,)))
+        with pytest.warns(UserWarning, match="FSDP shards"), qfx.chunked_loss(made):
+            made(rows).backward()
+    return gradients(made), inner.deferred
+
+
+@pytest.mark.parametrize("way", ["ddp", "fsdp2"])
+def test_losses_in_chunks(ranks: Ranks, way: str) -> None:
+    """Under DDP; FSDP has the logits, and says so."""
+    exact = Classifier()
+    torch.stack([exact(rows) for rows in X.chunk(RANKS)]).mean().backward()
+    expected = gradients(exact)
+    for found, deferred in ranks.run(loss_of_a_rank, way):
+        assert deferred == (way == "ddp") and found.keys() == expected.keys()
+        for name in ("head.weight", *(["body.weight"] if way == "ddp" else [])):
+            assert torch.allclose(found[name], expected[name], atol=1e-6)

@@ -151,7 +151,8 @@ class Block(nn.Module):
 @pytest.fixture
 def gaining(use_costs: UseCosts) -> None:
     """A cost model that sees a gain in int8 attention."""
-    use_costs(fixed_tables(attentions=exchanged(FIXED["attentions"])))
+    kinds = ("attentions", "attention_steps")
+    use_costs(fixed_tables(**{kind: exchanged(FIXED[kind]) for kind in kinds}))
 
 
 def _sqnr(exact: Tensor, found: Tensor) -> float:
@@ -248,6 +249,19 @@ def test_attention_that_records_gradients(gaining: None) -> None:
         called = [name in found for name in ("qfx::int8_attention", "qfx::int8_attention_backward")]
         assert called == 2 * [backward == "int8"]
         assert torch.cosine_similarity(grad.ravel(), exact.ravel(), 0) > 0.99
+
+
+def test_attention_that_gains_in_the_forward_pass_alone_stays_float(use_costs: UseCosts) -> None:
+    """While gradients are recorded: a step has the backward pass too."""
+    use_costs(fixed_tables(attentions=exchanged(FIXED["attentions"])))
+    model, x = Block(), torch.randn(2, 40, 32)
+    options = {"inner": "eager", "minimum_gain": 0, "backward": "int8"}
+    compiled = torch.compile(model, backend="qfx", options=options)
+    for recorded in (True, False):
+        torch._dynamo.reset()
+        with torch.set_grad_enabled(recorded):
+            _, found = int8_matmuls(lambda run: run(x), compiled)
+        assert ("qfx::int8_attention" in found) == (not recorded)
 
 
 @pytest.mark.parametrize("times", [1.0, 30.0])
