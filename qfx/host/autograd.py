@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
@@ -74,3 +75,9 @@ def short_name(node: Any) -> str:
     `SiluBackward0`, `qfx::rotate` for one of ours."""
     name = re.sub(r"Backward\d*$", "", node.name())
     return re.sub(r"^BackwardOf_", "qfx::", name)
+
+
+def saving_values() -> AbstractContextManager[Any]:
+    """Returns a context in which autograd saves tensors as they are, also under hooks of others,
+    such as those of `torch.utils.checkpoint`: for gradients that are computed at once."""
+    return torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from functools import cache
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -14,7 +15,9 @@ from qfx.nn.dtypes import output_dtype
 from qfx.values.limits import FLOATS, LARGEST_K, short
 
 _PLAIN = (Tensor, torch.nn.Parameter)
-_FLOAT = F.scaled_dot_product_attention  # also after somebody assigned the function below to F
+IN_FLOAT: Any = (
+    F.scaled_dot_product_attention
+)  # PyTorch's, whatever F has since
 _log = logging.getLogger(__name__)
 
 
@@ -49,12 +52,12 @@ def scaled_dot_product_attention(
     registers.
     """
     compiling = torch.compiler.is_compiling()
-    why_float = "" if compiling else _why_float(query, key, value, attn_mask, enable_gqa)
+    why_float = "" if compiling else why_not_int8(query, key, value, attn_mask, enable_gqa)
     why_float = why_float or ("dropout" if dropout_p > 0 and not compiling else "")
     if why_float:
         _say_float(why_float)
     if why_float or compiling:
-        return _FLOAT(
+        return IN_FLOAT(  # type: ignore[no-any-return]
             query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
         )
     if attn_mask is not None and attn_mask.dtype != torch.bool:
@@ -64,7 +67,7 @@ def scaled_dot_product_attention(
     return torch.ops.qfx.int8_attention(*given)  # type: ignore[no-any-return]
 
 
-def _why_float(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, gqa: bool) -> str:
+def why_not_int8(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, gqa: bool) -> str:
     """Returns the reason why an attention stays float, or an empty text."""
     tensors = [q, k, v, *([] if mask is None else [mask])]
     if any(type(t) not in _PLAIN for t in tensors) or transforming() or in_forward_mode():

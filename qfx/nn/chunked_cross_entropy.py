@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from qfx.host.autograd import saving_values
 from qfx.nn.functional import first_order
 
 CHUNK = 2**22  # logits at a time, 16 MB of float32
@@ -56,7 +57,7 @@ class _ChunkedLoss(torch.autograd.Function):
         of_trained = [torch.zeros_like(p, dtype=torch.float32) for p in trained]
         for start in range(0, len(x), rows):
             part = x[start : start + rows].detach().requires_grad_(of_x is not None)
-            with torch.enable_grad(), _keeping_values():
+            with torch.enable_grad(), saving_values():
                 logits = head(part).to(dtype)
                 loss = F.cross_entropy(logits, target[start : start + rows], **how)
             found = _gradients(loss, [*([] if of_x is None else [part]), *trained])
@@ -75,12 +76,6 @@ class _ChunkedLoss(torch.autograd.Function):
         grad = first_order(grad, "A chunked loss", x, *trained, why=_WHY)
         found = [(g * grad).to(p.dtype) for g, p in zip(of_trained, trained, strict=True)]
         return (*(None,) * 5, None if of_x is None else of_x * grad, *found)
-
-
-def _keeping_values() -> torch.autograd.graph.saved_tensors_hooks:
-    """Returns a context in which autograd saves tensors as they are, also under hooks of others:
-    they are used at once."""
-    return torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor)
 
 
 def _gradients(loss: Tensor, of: list[Tensor]) -> list[Tensor]:

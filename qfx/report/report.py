@@ -11,10 +11,11 @@ from tabulate import tabulate
 from qfx.io.atomic_write import write_text
 from qfx.io.errors import printable
 from qfx.match.base import FLOAT
+from qfx.nn.attention_gradients import CLOSE
 from qfx.nn.weight_bytes import WeightBytes, kinds
 from qfx.report.html import page
 from qfx.report.plain_report import plain_report
-from qfx.report.report_row import CLOSE_GRADIENTS, Row, float_rows, shares
+from qfx.report.report_row import Row, float_rows, shares
 from qfx.report.weights_read import WeightsRead, weights_read
 from qfx.report.whole_model import WholeModel
 
@@ -76,7 +77,7 @@ class Report:
         float, for the option `skip`, which leaves them float. Empty without backward="int8", with
         which alone they are measured."""
         cosines = ((row.module, row.gradient_cosine) for row in self.rows)
-        far = (name for name, cosine in cosines if cosine is not None and cosine < CLOSE_GRADIENTS)
+        far = (name for name, cosine in cosines if cosine is not None and cosine < CLOSE)
         return tuple(dict.fromkeys(filter(None, far)))
 
     @property

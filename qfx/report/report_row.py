@@ -17,13 +17,12 @@ from qfx.match.grouped import GroupedConvolution
 from qfx.match.operator_calls import OwnCall
 from qfx.match.recurrent import RecurrentSteps
 from qfx.match.site import Site
+from qfx.nn.attention_gradients import CLOSE
 from qfx.ops.forms import form_of
 from qfx.ops.guard_counts import GuardCount
 from qfx.ops.storage import stored_bytes
 from qfx.plan.plan import Entry
 from qfx.values.scheme import PER_COLUMN, Scheme
-
-CLOSE_GRADIENTS = 0.995  # cosine to those in float
 
 
 @dataclass(frozen=True)
@@ -154,7 +153,7 @@ def row_of(entry: Entry, seen: Range | None, measured: SiteMeasurement | None) -
 def _of_gradients(cosine: float | None) -> str:
     if cosine is None:
         return ""
-    low = f", below {CLOSE_GRADIENTS}: `skip` leaves it float" if cosine < CLOSE_GRADIENTS else ""
+    low = f", below {CLOSE}: `skip` leaves it float" if cosine < CLOSE else ""
     return f"; the cosine of its int8 gradients is {cosine:.4f}{low}"
 
 

@@ -28,12 +28,12 @@ from qfx.match.operator_calls import OwnCall
 from qfx.match.products import Product
 from qfx.match.recurrent import RecurrentSteps
 from qfx.match.site import Site
+from qfx.nn.attention_gradients import gradient_cosine
 from qfx.ops.forms import EXPERTS, GRU, LSTM, of_scheme
 from qfx.ops.guard_counts import GuardCount, taken
 from qfx.ops.single_tensors import sqnr
 from qfx.pipeline import Context, run_passes
 from qfx.plan.plan import Entry, Plan
-from qfx.report.attention_gradients import gradient_cosine
 from qfx.report.grouped_trial import grouped_form
 from qfx.report.report_row import Range, Row, SiteMeasurement, range_of, row_of
 from qfx.rewriting.expert_calls import packing_of

@@ -19,6 +19,7 @@ from qfx.hf.attention_function import attention_forward
 from qfx.nn import attention
 from qfx.nn.functional import scaled_dot_product_attention as int8
 from tests.conftest import same_bits
+from tests.lib.int8_calls import int8_matmuls
 
 IDS = torch.randint(0, 50, (2, 24), generator=torch.Generator().manual_seed(0))
 
@@ -115,7 +116,7 @@ def test_assigned_to_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(F, "scaled_dot_product_attention", int8)
     found = layer(x)
     assert not torch.equal(found, exact) and torch.allclose(found, exact, atol=0.05)
-    assert same_bits(int8(*heads(queries=1)), attention._FLOAT(*heads(queries=1)))
+    assert same_bits(int8(*heads(queries=1)), attention.IN_FLOAT(*heads(queries=1)))
 
 
 def test_under_autocast_checkpointing_and_save_in_int8() -> None:
@@ -159,6 +160,22 @@ def test_a_model_of_transformers(padded: bool) -> None:
     again = torch.cat([p.grad.ravel() for p in named.parameters()])
     assert same_bits(again, grads[1])
     assert named.eval().generate(IDS, attention_mask=mask, max_new_tokens=4).shape == (2, 28)
+
+
+def test_a_layer_whose_gradients_are_far_stays_float(caplog: pytest.LogCaptureFixture) -> None:
+    """It is measured at the first step that records gradients, and says so."""
+    model = llama(attn_implementation="qfx_sdpa")
+    with torch.no_grad():
+        for name in ("q_proj", "k_proj"):
+            getattr(model.model.layers[1].self_attn, name).weight *= 30
+        called = int8_matmuls(lambda: model(input_ids=IDS))[1]
+    assert called["qfx::int8_attention"] == 2 and not caplog.records
+    model(input_ids=IDS)  # measures
+    for _ in range(2):
+        _, called = int8_matmuls(lambda: model(input_ids=IDS))
+        assert called["qfx::int8_attention"] == 1
+    (record,) = caplog.records
+    assert "LlamaAttention of layer 1 stays float, because" in record.getMessage()
 
 
 def test_models_without_it_refuse() -> None:

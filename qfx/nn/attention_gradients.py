@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+
+from qfx.host.autograd import saving_values
+from qfx.nn.attention import IN_FLOAT
+
+CLOSE = 0.995  # cosine to those in float, below which an attention should stay float
 
 
 def gradient_cosine(
@@ -14,11 +16,11 @@ def gradient_cosine(
 ) -> float:
     """Returns the least of the cosines of the int8 gradients of q, k and v with those in float32,
     for a gradient of the output that is drawn from a normal distribution, the same at each call."""
-    with torch.inference_mode(False), torch.enable_grad():
+    apart = torch.autocast(q.device.type, enabled=False)
+    with torch.inference_mode(False), torch.enable_grad(), apart, saving_values():
         leaves = [t.detach().float().clone().requires_grad_() for t in (q, k, v)]
         mask = None if mask is None else mask.clone()
-        in_float: Any = F.scaled_dot_product_attention
-        exact = in_float(*leaves, mask, is_causal=causal, scale=scale, enable_gqa=gqa)
+        exact = IN_FLOAT(*leaves, mask, is_causal=causal, scale=scale, enable_gqa=gqa)
         in_int8 = torch.ops.qfx.int8_attention(*leaves, mask, scale, causal, torch.float32)
     draw = torch.Generator().manual_seed(0)
     grad = torch.randn(exact.shape, generator=draw, dtype=torch.float32, device="cpu")
