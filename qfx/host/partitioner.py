@@ -9,10 +9,11 @@ from typing import Any
 
 from torch import Tensor, fx
 
-# (saved nodes of the forward graph, what the backward graph reads of each, results that the user
-# gets) -> what is saved in the place of a node
+# (nodes that the forward graph saves, each with the input of the backward graph that reads it;
+# results that the user gets; gradients that the backward graph gets) -> what is saved for a node
 Rewrite = Callable[
-    [Sequence[tuple[fx.Node, fx.Node]], Sequence[fx.Node]], Mapping[fx.Node, Sequence[fx.Node]]
+    [Sequence[tuple[fx.Node, fx.Node]], Sequence[fx.Node], Sequence[fx.Node]],
+    Mapping[fx.Node, Sequence[fx.Node]],
 ]
 
 
@@ -63,7 +64,9 @@ def _rewrite(forward: fx.Graph, backward: fx.Graph, outputs: int, rewrite: Rewri
         for node in dict.fromkeys(results[outputs:])
         if isinstance(node, fx.Node) and node.name in reads and _is_checked_tensor(node)
     ]
-    places = rewrite(saved, [node for node in results[:outputs] if isinstance(node, fx.Node)])
+    visible = [node for node in results[:outputs] if isinstance(node, fx.Node)]
+    gradients = [node for name, node in reads.items() if name.startswith("tangents")]
+    places = rewrite(saved, visible, gradients)
     after = [part for node in results[outputs:] for part in places.get(node, (node,))]
     output.args = (type(output.args[0])([*results[:outputs], *after]),)
     if "desc" in output.meta:

@@ -15,9 +15,7 @@ from qfx.nn.dtypes import output_dtype
 from qfx.values.limits import FLOATS, LARGEST_K, short
 
 _PLAIN = (Tensor, torch.nn.Parameter)
-IN_FLOAT: Any = (
-    F.scaled_dot_product_attention
-)  # PyTorch's, whatever F has since
+IN_FLOAT: Any = F.scaled_dot_product_attention  # PyTorch's, whatever F has since
 _log = logging.getLogger(__name__)
 
 

@@ -18,23 +18,27 @@ from torch import fx
 from qfx.graph.capture import value
 from qfx.host.shapes import hint
 from qfx.rewriting.saved_forms import Emitter, Form, form_of
-from qfx.rewriting.smooth_uses import is_smooth, sources
+from qfx.rewriting.smooth_uses import SmoothUses, sources
 
 log = logging.getLogger(__name__)
 
 
 def compress(
-    saved: Sequence[tuple[fx.Node, fx.Node]], results: Sequence[fx.Node]
+    saved: Sequence[tuple[fx.Node, fx.Node]],
+    results: Sequence[fx.Node],
+    gradients: Sequence[fx.Node],
 ) -> dict[fx.Node, list[fx.Node]]:
     """Rewrites the graphs of aten operators, with recorded values, into which a training step was
     divided. `saved`: tensors of the forward graph that are saved, each with the input of the
     backward graph that reads it. `results`: of the forward graph, which exist anyway, as its inputs
-    do. Returns what is saved in the place of each tensor, which the caller puts there."""
+    do. `gradients`: inputs of the backward graph. Returns what is saved in the place of each
+    tensor, which the caller puts there."""
     visible = {each for node in results for each in sources(node)}
     packed: dict[fx.Node, list[fx.Node]] = {}
+    smooth = SmoothUses(gradients)
     for node, read in saved:
         form = None if _exists_anyway(node, visible) else form_of(value(node))
-        if form is not None and (value(node).dtype == torch.bool or is_smooth(read)):
+        if form is not None and (value(node).dtype == torch.bool or smooth.are_all_of(read)):
             packed[node] = form.pack(Emitter(node.graph.output_node(), f"{node.name}_saved"), node)
             _read_packed(read, packed[node], form)
     if packed:

@@ -1,13 +1,14 @@
 """Smooth uses: whether a backward graph may read an activation with the noise of int8.
 
-It may if the gradients are products of what it reads, or smooth functions of it. It may not where
-a code of zero or one step more changes the result without a bound: divisors, roots, logarithms,
-the exponentials of a softmax, comparisons, and attention.
+It may if the gradients are products of what it reads, or smooth functions of it, also of what the
+backward graph computes of it again. It may not where a code of zero or one step more changes the
+result without a bound: divisors, roots, logarithms, the exponentials of a softmax, comparisons, and
+attention.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import fx
@@ -30,22 +31,45 @@ _SMOOTH = frozenset(
      aten.convolution_backward.default, aten.native_layer_norm_backward.default,
      aten.native_group_norm_backward.default)
 )  # fmt: skip
+# What averages the noise of many elements, as the mean square of a norm does.
+_AVERAGES = frozenset(
+    (aten.sum.dim_IntList, aten.sum.default, aten.mean.dim, aten.mean.default)
+)  # fmt: skip
 _EXPONENTS = (1, 2, 3)  # a root or an inverse is a quotient
 
 
-def is_smooth(node: fx.Node) -> bool:
-    """Whether everything that reads a node, also through views, conversions and sums, is smooth in
-    it. A sum that nothing smooth reads is no use."""
-    seen, todo = set[fx.Node](), [node]
+class SmoothUses:
+    """The uses of activations in a backward graph. `gradients`: its inputs that are gradients."""
+
+    def __init__(self, gradients: Iterable[fx.Node]) -> None:
+        self._of_gradients = _dependents(gradients)
+
+    def are_all_of(self, node: fx.Node) -> bool:
+        """Whether everything that reads a node is smooth in it, also through what the backward
+        graph computes of it again. What has met a gradient is a product with that, and is not
+        followed."""
+        seen, todo = {node}, [node]
+        while todo:
+            each = todo.pop()
+            for user in each.users:
+                if user in seen or user.target in _AVERAGES or _is_of_bounded(user):
+                    continue
+                if user.target not in _PASSING and not _reads_smoothly(user, each):
+                    return False
+                if user.target in _PASSING or user not in self._of_gradients:
+                    seen.add(user)
+                    todo.append(user)
+        return True
+
+
+def _dependents(nodes: Iterable[fx.Node]) -> set[fx.Node]:
+    found, todo = set[fx.Node](), [*nodes]
     while todo:
-        each = todo.pop()
-        for user in each.users:
-            if user.target in _PASSING and user not in seen:
-                seen.add(user)
-                todo.append(user)
-            elif user.target not in _PASSING and not _reads_smoothly(user, each):
-                return False
-    return True
+        node = todo.pop()
+        if node not in found:
+            found.add(node)
+            todo.extend(node.users)
+    return found
 
 
 def _reads_smoothly(user: fx.Node, node: fx.Node) -> bool:
@@ -53,13 +77,31 @@ def _reads_smoothly(user: fx.Node, node: fx.Node) -> bool:
         return user.args[1] in _EXPONENTS
     if user.target is aten.div.Tensor:
         return user.args[1] is not node
-    if user.target is aten.neg.default:
-        return all(_is_of_sigmoid(each) for each in user.users)
     return user.target in _SMOOTH
 
 
+def _is_of_bounded(node: fx.Node) -> bool:
+    """Whether a node is part of a function that is smooth as a whole: the neg(x) of
+    x / (1 + exp(-x)), a silu, or the exponential of -c x x, as in the gradient of a gelu."""
+    if node.target is aten.neg.default:
+        return all(_is_of_sigmoid(user) for user in node.users)
+    if node.target is not aten.exp.default:
+        return False
+    (argument,) = node.all_input_nodes
+    if argument.target is not aten.mul.Tensor or len(argument.all_input_nodes) != 1:
+        return False
+    square, factor = argument.args
+    negative = isinstance(factor, int | float) and factor < 0
+    return negative and isinstance(square, fx.Node) and _is_square(square)
+
+
+def _is_square(node: fx.Node) -> bool:
+    if node.target is aten.mul.Tensor:
+        return node.args[0] is node.args[1]
+    return node.target is aten.pow.Tensor_Scalar and bool(node.args[1] == 2)
+
+
 def _is_of_sigmoid(node: fx.Node) -> bool:
-    """Whether a node is the exponential of x / (1 + exp(-x)), a silu."""
     return node.target is aten.exp.default and all(_adds_one(user) for user in node.users)
 
 

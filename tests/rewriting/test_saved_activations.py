@@ -184,6 +184,14 @@ ROUGH: dict[str, Callable[[Tensor], Tensor]] = {
     "inverse power": lambda x: (x.abs() + 1) ** -1.0,
     "logarithm": lambda x: (x.abs() + 1).log(),
     "exponential": lambda x: x.exp(),
+    "exponential of a multiple": lambda x: (x * 3).exp(),
+    "divisor of a product": lambda x: x / (x * x + 1e-3),
+    "root of a square": lambda x: (x.square() + 1e-4).sqrt(),
+    "inverse root of a square": lambda x: x * (x.square() + 1e-4).rsqrt(),
+    "softplus": F.softplus,
+    "mish": F.mish,
+    "elu": F.elu,
+    "sine": torch.sin,
     "log softmax": lambda x: F.log_softmax(x, -1),
     "relu": F.relu,
     "maximum": lambda x: torch.maximum(x, x.flip(0)),
@@ -194,10 +202,10 @@ ROUGH: dict[str, Callable[[Tensor], Tensor]] = {
 @pytest.mark.parametrize("name", ROUGH)
 def test_what_does_not_read_smoothly_is_saved_as_it_is(name: str) -> None:
     """The gradient of x, through the function alone: nothing else is between its two ends."""
-    function = ROUGH[name]
+    function, turned = ROUGH[name], torch.linalg.qr(torch.randn(128, 128)).Q
 
     def step(x: Tensor) -> Tensor:
-        return function(x + 1).sum()  # x is an input, x + 1 is saved
+        return function(x @ turned).sum()  # x is an input, the product is saved
 
     found = []
     for saved in ("float", "int8"):
