@@ -1,5 +1,5 @@
-"""What a compiled forward graph saves for its backward graph: access to both between AOTAutograd's
-partition and Inductor."""
+"""Edits the two graphs of a compiled training step, and what the first saves for the second,
+between AOTAutograd's partition and Inductor."""
 
 from __future__ import annotations
 

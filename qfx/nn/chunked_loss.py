@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import wraps
 from typing import Any
@@ -13,9 +13,12 @@ from torch import Tensor, nn
 
 from qfx.host.autograd import in_forward_mode, transforming
 from qfx.host.distributed import is_sharded
+from qfx.host.modules import backward_hooks, global_hooks
 from qfx.nn.deferred_logits import DeferredLogits, Head
 from qfx.nn.dtypes import output_dtype
 from qfx.values.limits import FLOATS
+
+_WORTH = 1.5  # logits for each trained element of the head, whose gradients in float32 are kept
 
 
 @contextmanager
@@ -24,60 +27,121 @@ def chunked_loss(model: nn.Module, head: nn.Module | None = None) -> Iterator[No
     cross entropy and its gradients are computed a chunk of tokens at a time.
 
         with qfx.chunked_loss(model):
-            model(input_ids=ids, labels=ids).loss.backward()
+            loss = model(input_ids=ids, labels=ids).loss
+            loss.backward()
 
-    `head`: the module whose output [..., V] are the logits, `model.get_output_embeddings()` by
-    default, as models of transformers have it. It may be int8, have adapters, or train. Its output
-    is computed when anything but `F.cross_entropy` reads it, such as a metric: then the step holds
-    the logits as before. Without gradients, and in compiled graphs, nothing changes.
+    It holds for models whose forward computes the loss, by `F.cross_entropy`, as those of
+    transformers do with labels. `logits` of such an output is None. `head`: the module whose output
+    [..., V] are the logits, `model.get_output_embeddings()` by default. It may be int8, have
+    adapters, or train.
 
-    The loss equals the one of all logits but for the order of its sum, and so do its gradients,
-    which are computed in the forward pass and cannot be differentiated again. Raises ValueError
-    if there is no head, or if it does not say its `out_features`.
+    Everything else is as outside: without labels or gradients, in compiled graphs, where the model
+    scales or changes its logits, where the head has backward hooks or trains on few tokens, and
+    under FSDP, which takes the weight of the head away after its call (with a warning). The loss
+    equals the one of all logits but for the order of its sum, in float32, and so do its gradients,
+    which are computed in the forward pass and cannot be differentiated again. Raises ValueError if
+    there is no head, or if it does not say its `out_features`.
     """
+    while isinstance(model, nn.parallel.DistributedDataParallel):
+        model = model.module
     found = _head_of(model) if head is None else head
     if any(map(is_sharded, model.modules())):
-        warnings.warn(
-            "qfx.chunked_loss: FSDP shards this model, which holds its logits", stacklevel=3
-        )
+        text = "qfx.chunked_loss: FSDP shards this model, which holds its logits"
+        warnings.warn(text, stacklevel=3)
         yield
         return
-    classes = getattr(found, "out_features", None)
-    if not isinstance(classes, int):
-        raise ValueError(
-            f"chunked_loss: the head of {type(model).__name__} is {type(found).__name__}, which "
-            "has no out_features; give the linear that computes the logits, head=model.lm_head"
-        )
-    own, replaced = found.forward, vars(found).get("forward")
-    deferring = Head(found, own, classes)
-
-    @wraps(own)
-    def forward(x: Any, *args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling() or args or kwargs or not _is_recorded(x, deferring):
-            return own(x, *args, **kwargs)
-        return DeferredLogits.of(deferring, x, output_dtype(x))
-
-    found.forward = forward
+    calls = _HeadCalls(found, _classes(model, found))
+    handles = [
+        model.register_forward_pre_hook(calls.before),
+        model.register_forward_hook(calls.after, always_call=True),
+    ]
     try:
         yield
     finally:
-        if replaced is None:
-            del found.forward
-        else:
-            found.forward = replaced
+        for handle in handles:
+            handle.remove()
 
 
 def _head_of(model: nn.Module) -> Any:
-    while isinstance(model, nn.parallel.DistributedDataParallel):
-        model = model.module
     get = getattr(model, "get_output_embeddings", None)
     return None if get is None else get()
 
 
-def _is_recorded(x: Any, head: Head) -> bool:
-    """Whether autograd records what a head computes of x."""
+def _classes(model: nn.Module, head: Any) -> int:
+    classes = getattr(head, "out_features", None)
+    if head is None:
+        raise ValueError(
+            f"chunked_loss: {type(model).__name__} does not say which module computes its logits; "
+            "give it, as in head=model.lm_head"
+        )
+    if not isinstance(classes, int):
+        raise ValueError(
+            f"chunked_loss: the head of {type(model).__name__} is {type(head).__name__}, which "
+            "has no out_features; give the linear that computes the logits"
+        )
+    return classes
+
+
+class _HeadCalls:
+    """The calls of a model: while one runs, the head returns deferred logits."""
+
+    def __init__(self, head: nn.Module, classes: int) -> None:
+        self._head, self._classes = head, classes
+        self._running: list[tuple[Head, Any]] = []  # and the forward that the head had itself
+
+    def before(self, model: nn.Module, args: Any) -> None:
+        if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+            return
+        module, own = self._head, self._head.forward
+        head = Head(module, own, self._classes)
+        self._running.append((head, vars(module).get("forward")))
+
+        @wraps(own)
+        def forward(x: Any, *args: Any, **kwargs: Any) -> Any:
+            if args or kwargs or not head.is_open or not _is_served(x, head):
+                return own(x, *args, **kwargs)
+            return DeferredLogits.of(head, x, output_dtype(x))
+
+        module.forward = forward
+
+    def after(self, model: nn.Module, args: Any, output: Any) -> Any:
+        if torch.compiler.is_compiling() or not self._running:
+            return None
+        head, replaced = self._running.pop()
+        if replaced is None:
+            del self._head.forward
+        else:
+            self._head.forward = replaced
+        found = _with_plain(output) if head.has_deferred else output
+        head.close()
+        return found
+
+
+def _with_plain(output: Any) -> Any:
+    """Returns what a model returns, without deferred logits in it."""
+    if isinstance(output, Mapping):
+        values = {key: _returned(value) for key, value in output.items()}
+        unchanged = all(value is output[key] for key, value in values.items())
+        return output if unchanged else type(output)(**values)  # also one of transformers
+    if isinstance(output, tuple | list):
+        items = map(_returned, output)
+        return type(output)(*items) if hasattr(output, "_fields") else type(output)(items)
+    return _returned(output)
+
+
+def _returned(value: Any) -> Any:
+    """Returns what a model returns for a value: None for logits whose loss needed none."""
+    if not isinstance(value, DeferredLogits):
+        return value
+    return None if value.head.used and value.is_pending else value.computed()
+
+
+def _is_served(x: Any, head: Head) -> bool:
+    """Whether a head defers its logits of x: if autograd records them, and that saves memory."""
     if type(x) is not Tensor or x.dtype not in FLOATS or x.ndim < 2 or not torch.is_grad_enabled():
         return False
-    if transforming() or in_forward_mode():
+    if transforming() or in_forward_mode() or any(backward_hooks(head.module)) or global_hooks():
         return False
-    return x.requires_grad or any(p.requires_grad for p in head.parameters)
+    trained = sum(p.numel() for p in head.module.parameters() if p.requires_grad)
+    logits = x.shape[:-1].numel() * head.classes
+    return logits >= _WORTH * trained and (trained > 0 or x.requires_grad)

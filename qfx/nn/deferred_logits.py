@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from qfx.host.subclasses import wrapper
 from qfx.host.tensors import tree_map, without_subclass
@@ -18,15 +19,32 @@ _Step = Callable[[Tensor], Tensor]
 
 
 class Head:
-    """A module that computes logits. `forward`: the forward that it had before."""
+    """A module that computes logits, while a model runs forward. `forward`: its own.
 
-    def __init__(self, module: torch.nn.Module, forward: _Step, classes: int) -> None:
-        self.forward, self.classes = forward, classes
-        self.parameters = [*module.parameters()]
+    `is_open`: whether the model still runs. `used`: whether a loss was computed without logits."""
+
+    def __init__(self, module: nn.Module, forward: _Step, classes: int) -> None:
+        self.module, self.forward, self.classes = module, forward, classes
+        self.is_open, self.used = True, False
+        self._made: list[weakref.ref[DeferredLogits]] = []
+
+    def note(self, logits: DeferredLogits) -> None:
+        self._made.append(weakref.ref(logits))
+
+    def close(self) -> None:
+        """Ends the call. Logits that nothing has used are computed while the weights are theirs."""
+        for made in self._made if not self.used else ():
+            if (logits := made()) is not None:
+                logits.computed()
+        self.is_open = False
+
+    @property
+    def has_deferred(self) -> bool:
+        return bool(self._made)
 
 
 class DeferredLogits(Tensor):
-    """Logits [..., V] of a head for x [..., K], not computed yet.
+    """Logits [..., V] of a head for x [..., K], not computed yet, inside of a model.
 
     `F.cross_entropy` of them, also after views, conversions and cuts of rows as losses have them,
     is computed a chunk of rows at a time. Any other function computes them once, and gets and
@@ -48,16 +66,27 @@ class DeferredLogits(Tensor):
     ) -> DeferredLogits:
         made = wrapper(cls, (*x.shape[:-1], head.classes), dtype, x.device)
         made.head, made.x, made.before, made.made = head, x, before, None
+        with without_subclass():
+            made.requires_grad_()
+            made.register_hook(_refuse)
+        head.note(made)
         return made
 
     def computed(self) -> Tensor:
-        """Returns the logits as a plain tensor, the same one at each call."""
+        """Returns the logits as a plain tensor, the same one at each call. Raises RuntimeError if
+        the model has returned, as its weights may have changed since."""
         if self.made is None:
-            if self.before is None:
-                self.made = self.head.forward(self.x)
-            else:
-                source, step = self.before
-                self.made = step(source.computed())
+            if self.before is None and not self.head.is_open:
+                raise RuntimeError(
+                    "these logits were not kept: their loss was computed in chunks. Leave "
+                    "qfx.chunked_loss() to read the logits of a training step"
+                )
+            with torch.enable_grad():  # a metric may be without gradients, a loss after it is not
+                if self.before is None:
+                    self.made = self.head.forward(self.x)
+                else:
+                    source, step = self.before
+                    self.made = step(source.computed())
         return self.made
 
     @property
@@ -85,7 +114,7 @@ class DeferredLogits(Tensor):
             elif func in _ROWS and (rows := _ROWS[func](logits, *args[1:], **named)) is not None:
                 before = (logits, lambda tensor: func(tensor, *args[1:], **named))
                 return cls.of(logits.head, *rows, before)
-        plain: Any = tree_map(lambda each: _plain(each), (tuple(args), named))
+        plain: Any = tree_map(plain_logits, (tuple(args), named))
         return func(*plain[0], **plain[1])
 
     @classmethod
@@ -94,11 +123,19 @@ class DeferredLogits(Tensor):
     ) -> Any:
         raise RuntimeError(
             f"{func} got logits that are not computed yet, from code that hides its calls from "
-            "PyTorch's function protocol. Leave qfx.chunked_loss() for it."
+            "PyTorch's function protocol. Leave qfx.chunked_loss() for it"
         )
 
 
-def _plain(value: Any) -> Any:
+def _refuse(grad: Tensor) -> None:
+    raise RuntimeError(
+        "a gradient came to logits that were not computed, through a torch.autograd.Function that "
+        "took them. Leave qfx.chunked_loss() for it"
+    )
+
+
+def plain_logits(value: Any) -> Any:
+    """Returns a value, computed if it is deferred logits."""
     return value.computed() if isinstance(value, DeferredLogits) else value
 
 
@@ -120,11 +157,13 @@ def _cross_entropy(
         return None
     if target.shape != x.shape[:1] or target.device != x.device or 0 in x.shape:
         return None
-    total = chunked_cross_entropy(
+    if not head.is_open:
+        return None
+    head.used = True
+    return chunked_cross_entropy(
         head.forward, x, target, head.classes, logits.dtype, ignore_index, label_smoothing,
-        head.parameters,
+        reduction == "mean", [*head.module.parameters()],
     )  # fmt: skip
-    return total if reduction == "sum" else total / (target != ignore_index).sum()
 
 
 # --- views, conversions and cuts of rows: each returns None if it is none ---
@@ -164,6 +203,8 @@ def _cut(logits: DeferredLogits, index: Any) -> _Rows | None:
     parts = index if isinstance(index, tuple) else (index,)
     if not all(isinstance(each, slice | int) or each is ... for each in parts):
         return None
+    if len(parts) - parts.count(...) > logits.ndim - (... in parts):
+        return None  # the last axis may be among those that are cut
     whole = len(parts) < logits.ndim and ... not in parts
     if not whole and parts[-1] != slice(None) and parts[-1] is not ...:
         return None

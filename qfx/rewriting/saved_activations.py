@@ -12,13 +12,12 @@ import logging
 from collections.abc import Iterable, Sequence
 from math import prod
 
-import torch
 from torch import fx
 
 from qfx.graph.capture import value
 from qfx.host.shapes import hint
-from qfx.rewriting.saved_forms import Emitter, Form, form_of
-from qfx.rewriting.smooth_uses import SmoothUses, sources
+from qfx.rewriting.saved_forms import BITS, CallEmitter, SavedForm, form_of
+from qfx.rewriting.smooth_uses import SmoothUses, is_statistic, sources
 
 log = logging.getLogger(__name__)
 
@@ -38,8 +37,10 @@ def compress(
     smooth = SmoothUses(gradients)
     for node, read in saved:
         form = None if _exists_anyway(node, visible) else form_of(value(node))
-        if form is not None and (value(node).dtype == torch.bool or smooth.are_all_of(read)):
-            packed[node] = form.pack(Emitter(node.graph.output_node(), f"{node.name}_saved"), node)
+        if form is not None and (form is BITS or _bears_noise(node, read, smooth)):
+            packed[node] = form.pack(
+                CallEmitter(node.graph.output_node(), f"{node.name}_saved"), node
+            )
             _read_packed(read, packed[node], form)
     if packed:
         parts = [part for each in packed.values() for part in each]
@@ -55,7 +56,11 @@ def _exists_anyway(node: fx.Node, visible: set[fx.Node]) -> bool:
     return any(each.op == "placeholder" or each in visible for each in sources(node))
 
 
-def _read_packed(read: fx.Node, packed: Sequence[fx.Node], form: Form) -> None:
+def _bears_noise(node: fx.Node, read: fx.Node, smooth: SmoothUses) -> bool:
+    return not is_statistic(node) and smooth.are_all_of(read)
+
+
+def _read_packed(read: fx.Node, packed: Sequence[fx.Node], form: SavedForm) -> None:
     """Replaces an input of the backward graph by inputs that are what was saved."""
     graph, inputs = read.graph, []
     for part in packed:
@@ -64,7 +69,7 @@ def _read_packed(read: fx.Node, packed: Sequence[fx.Node], form: Form) -> None:
         inputs[-1].meta["val"] = value(part)
     users = [*read.users]
     first = next(node for node in graph.nodes if node.op != "placeholder")
-    y = form.unpack(Emitter(first, f"{read.name}_read"), inputs, value(read))
+    y = form.unpack(CallEmitter(first, f"{read.name}_read"), inputs, value(read))
     for user in users:
         user.replace_input_with(read, y)
     graph.erase_node(read)

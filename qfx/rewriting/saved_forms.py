@@ -24,7 +24,7 @@ aten, prims, ops = torch.ops.aten, torch.ops.prims, torch.ops.qfx
 _BYTE = 8  # flags in a byte
 
 
-class Emitter:
+class CallEmitter:
     """Emits calls before a node of a graph, each with its fake value."""
 
     def __init__(self, before: fx.Node, name: str) -> None:
@@ -41,12 +41,12 @@ class Emitter:
         return node
 
 
-class Form(NamedTuple):
+class SavedForm(NamedTuple):
     """`pack`: (emitter in the forward graph, tensor) -> what is saved. `unpack`: (emitter in the
     backward graph, what was saved, fake tensor like the result) -> the result."""
 
-    pack: Callable[[Emitter, fx.Node], list[fx.Node]]
-    unpack: Callable[[Emitter, Sequence[fx.Node], Tensor], fx.Node]
+    pack: Callable[[CallEmitter, fx.Node], list[fx.Node]]
+    unpack: Callable[[CallEmitter, Sequence[fx.Node], Tensor], fx.Node]
 
 
 def order_in_memory(tensor: Tensor) -> tuple[int, ...] | None:
@@ -61,7 +61,7 @@ def order_in_memory(tensor: Tensor) -> tuple[int, ...] | None:
     return tuple(axes) if dense else None
 
 
-def form_of(tensor: Tensor) -> Form | None:
+def form_of(tensor: Tensor) -> SavedForm | None:
     """Returns the form in which a tensor is saved; None if it stays as it is."""
     order = order_in_memory(tensor)
     if order is None or tensor.ndim < 2 or prod(map(hint, tensor.shape)) < FEWEST_SAVED:  # type: ignore[arg-type]
@@ -73,7 +73,7 @@ def form_of(tensor: Tensor) -> Form | None:
     return None if narrow or tensor.dtype not in FLOATS else CODES
 
 
-def _codes(emit: Emitter, x: fx.Node) -> list[fx.Node]:
+def _codes(emit: CallEmitter, x: fx.Node) -> list[fx.Node]:
     tensor = value(x)
     seed = emit(aten.randint.low, 0, 2**62, [1], dtype=torch.int64, device=tensor.device)
     rows = _in_memory_order(emit, x, tensor)
@@ -81,13 +81,13 @@ def _codes(emit: Emitter, x: fx.Node) -> list[fx.Node]:
     return [emit(operator.getitem, triple, i) for i in (0, 1)]
 
 
-def _from_codes(emit: Emitter, saved: Sequence[fx.Node], like: Tensor) -> fx.Node:
+def _from_codes(emit: CallEmitter, saved: Sequence[fx.Node], like: Tensor) -> fx.Node:
     q, scale = saved
     y = emit(aten.mul.Tensor, _to(emit, q, torch.float32), scale)
     return _as_it_was(emit, _to(emit, y, like.dtype), like)
 
 
-def _bits(emit: Emitter, flags: fx.Node) -> list[fx.Node]:
+def _bits(emit: CallEmitter, flags: fx.Node) -> list[fx.Node]:
     tensor = value(flags)
     eights = emit(aten.view.default, _in_memory_order(emit, flags, tensor), [-1, _BYTE])
     bits = emit(
@@ -96,7 +96,7 @@ def _bits(emit: Emitter, flags: fx.Node) -> list[fx.Node]:
     return [_to(emit, emit(aten.sum.dim_IntList, bits, [1]), torch.uint8)]
 
 
-def _from_bits(emit: Emitter, saved: Sequence[fx.Node], like: Tensor) -> fx.Node:
+def _from_bits(emit: CallEmitter, saved: Sequence[fx.Node], like: Tensor) -> fx.Node:
     order = order_in_memory(like) or ()
     column = emit(aten.unsqueeze.default, _to(emit, saved[0], torch.int32), 1)
     bits = emit(aten.bitwise_right_shift.Tensor, column, _places(emit, like))
@@ -105,27 +105,27 @@ def _from_bits(emit: Emitter, saved: Sequence[fx.Node], like: Tensor) -> fx.Node
     return _as_it_was(emit, shaped, like)
 
 
-def _places(emit: Emitter, like: Tensor) -> fx.Node:
+def _places(emit: CallEmitter, like: Tensor) -> fx.Node:
     of = {"dtype": torch.int32, "device": like.device, "requires_grad": False}
     return emit(prims.iota.default, _BYTE, start=0, step=1, **of)
 
 
-def _to(emit: Emitter, x: fx.Node, dtype: torch.dtype) -> fx.Node:
+def _to(emit: CallEmitter, x: fx.Node, dtype: torch.dtype) -> fx.Node:
     same = value(x).dtype == dtype
     return x if same else emit(prims.convert_element_type.default, x, dtype)
 
 
-def _in_memory_order(emit: Emitter, x: fx.Node, tensor: Tensor) -> fx.Node:
+def _in_memory_order(emit: CallEmitter, x: fx.Node, tensor: Tensor) -> fx.Node:
     order = order_in_memory(tensor) or ()
     same = order == tuple(range(tensor.ndim))
     return x if same else emit(aten.permute.default, x, [*order])
 
 
-def _as_it_was(emit: Emitter, y: fx.Node, like: Tensor) -> fx.Node:
+def _as_it_was(emit: CallEmitter, y: fx.Node, like: Tensor) -> fx.Node:
     """Undoes `_in_memory_order`."""
     order = order_in_memory(like) or ()
     back = [order.index(i) for i in range(like.ndim)]
     return y if back == [*range(like.ndim)] else emit(aten.permute.default, y, back)
 
 
-CODES, BITS = Form(_codes, _from_codes), Form(_bits, _from_bits)
+CODES, BITS = SavedForm(_codes, _from_codes), SavedForm(_bits, _from_bits)

@@ -8,10 +8,15 @@ attention.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Iterator
+from math import prod
 
 import torch
 from torch import fx
+
+from qfx.graph.capture import value
+from qfx.host.shapes import hint
 
 aten, prims = torch.ops.aten, torch.ops.prims
 # What returns the values it is given, in another place or dtype, or sums of them.
@@ -19,6 +24,8 @@ _SUMS = frozenset((aten.add.Tensor, aten.sub.Tensor))
 _PASSING = _SUMS | frozenset(
     (aten.view.default, aten.reshape.default, aten.permute.default, aten.transpose.int,
      aten.t.default, aten.expand.default, aten.unsqueeze.default, aten.squeeze.dim,
+     aten.squeeze.dims, aten.squeeze.default, aten.unflatten.int, aten._unsafe_view.default,
+     aten.split.Tensor, aten.split_with_sizes.default, aten.flip.default, operator.getitem,
      aten.clone.default, aten.alias.default, aten.slice.Tensor, aten.select.int,
      prims.convert_element_type.default)
 )  # fmt: skip
@@ -31,10 +38,17 @@ _SMOOTH = frozenset(
      aten.convolution_backward.default, aten.native_layer_norm_backward.default,
      aten.native_group_norm_backward.default)
 )  # fmt: skip
-# What averages the noise of many elements, as the mean square of a norm does.
-_AVERAGES = frozenset(
-    (aten.sum.dim_IntList, aten.sum.default, aten.mean.dim, aten.mean.default)
+_REDUCTIONS = frozenset((aten.sum.dim_IntList, aten.sum.default, aten.mean.dim, aten.mean.default))
+# What a value of a row, group or position is computed by, such as the inverse deviation of a norm:
+# a row of such values spans orders of magnitude, and each multiplies many others.
+_STATISTICS = _REDUCTIONS | frozenset(
+    (aten.rsqrt.default, aten.sqrt.default, aten.reciprocal.default, aten.log.default,
+     aten.exp.default, aten.amax.default, aten.amin.default, aten.var_mean.correction,
+     aten.var.correction, aten.native_layer_norm.default, aten.native_group_norm.default,
+     aten.logsumexp.default)
 )  # fmt: skip
+_MANY = 32  # terms of a mean square, which averages the noise of codes
+_GELU = -0.5  # factor of x x in the exponential of a gelu's gradient
 _EXPONENTS = (1, 2, 3)  # a root or an inverse is a quotient
 
 
@@ -52,11 +66,11 @@ class SmoothUses:
         while todo:
             each = todo.pop()
             for user in each.users:
-                if user in seen or user.target in _AVERAGES or _is_of_bounded(user):
+                if user in seen or _is_mean_square(user) or _is_of_bounded(user):
                     continue
-                if user.target not in _PASSING and not _reads_smoothly(user, each):
+                if user.target not in _PASSING | _REDUCTIONS and not _reads_smoothly(user, each):
                     return False
-                if user.target in _PASSING or user not in self._of_gradients:
+                if user.target in _PASSING | _REDUCTIONS or user not in self._of_gradients:
                     seen.add(user)
                     todo.append(user)
         return True
@@ -82,7 +96,7 @@ def _reads_smoothly(user: fx.Node, node: fx.Node) -> bool:
 
 def _is_of_bounded(node: fx.Node) -> bool:
     """Whether a node is part of a function that is smooth as a whole: the neg(x) of
-    x / (1 + exp(-x)), a silu, or the exponential of -c x x, as in the gradient of a gelu."""
+    x / (1 + exp(-x)), a silu, or the exponential of -x x / 2 in the gradient of a gelu."""
     if node.target is aten.neg.default:
         return all(_is_of_sigmoid(user) for user in node.users)
     if node.target is not aten.exp.default:
@@ -91,8 +105,15 @@ def _is_of_bounded(node: fx.Node) -> bool:
     if argument.target is not aten.mul.Tensor or len(argument.all_input_nodes) != 1:
         return False
     square, factor = argument.args
-    negative = isinstance(factor, int | float) and factor < 0
-    return negative and isinstance(square, fx.Node) and _is_square(square)
+    return isinstance(square, fx.Node) and _is_square(square) and bool(factor == _GELU)
+
+
+def _is_mean_square(node: fx.Node) -> bool:
+    """Whether a node sums many squares, as a norm does. Other sums may cancel."""
+    if node.target not in _REDUCTIONS or not _is_square(node.all_input_nodes[0]):
+        return False
+    many, few = (prod(map(hint, value(n).shape)) for n in (node.all_input_nodes[0], node))  # type: ignore[arg-type]
+    return many >= _MANY * few
 
 
 def _is_square(node: fx.Node) -> bool:
@@ -107,6 +128,11 @@ def _is_of_sigmoid(node: fx.Node) -> bool:
 
 def _adds_one(node: fx.Node) -> bool:
     return node.target is aten.add.Tensor and 1 in node.args[1:]
+
+
+def is_statistic(node: fx.Node) -> bool:
+    """Whether a value is a reduction, or a root, inverse, logarithm or exponential of others."""
+    return any(each.target in _STATISTICS for each in sources(node))
 
 
 def sources(node: fx.Node) -> Iterator[fx.Node]:

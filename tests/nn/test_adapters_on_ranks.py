@@ -83,7 +83,7 @@ class Classifier(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.body, self.head = nn.Linear(128, 128), nn.Linear(128, 500)
+        self.body, self.head = nn.Linear(128, 16), nn.Linear(16, 500)
         self.deferred = False
 
     def get_output_embeddings(self) -> nn.Module:

@@ -3,6 +3,7 @@ with; and by name for models of transformers."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,7 @@ from transformers import BloomConfig, BloomForCausalLM, LlamaConfig, LlamaForCau
 
 import qfx
 import qfx.hf
+from qfx.hf.attention_choice import attended
 from qfx.hf.attention_function import attention_forward
 from qfx.nn import attention
 from qfx.nn.functional import scaled_dot_product_attention as int8
@@ -164,7 +166,7 @@ def test_a_model_of_transformers(padded: bool) -> None:
 
 def test_a_layer_whose_gradients_are_far_stays_float(caplog: pytest.LogCaptureFixture) -> None:
     """It is measured at the first step that records gradients, and says so."""
-    model = llama(attn_implementation="qfx_sdpa")
+    model = llama(attn_implementation="qfx_sdpa").eval()
     with torch.no_grad():
         for name in ("q_proj", "k_proj"):
             getattr(model.model.layers[1].self_attn, name).weight *= 30
@@ -176,6 +178,31 @@ def test_a_layer_whose_gradients_are_far_stays_float(caplog: pytest.LogCaptureFi
         assert called["qfx::int8_attention"] == 1
     (record,) = caplog.records
     assert "LlamaAttention of layer 1 stays float, because" in record.getMessage()
+    _, called = int8_matmuls(lambda: copy.deepcopy(model).eval()(input_ids=IDS))
+    assert called["qfx::int8_attention"] == 1  # a copy decides as the model
+
+
+def test_what_a_reentrant_checkpoint_runs_again_is_what_ran_before() -> None:
+    """A layer that turns out to stay float is float at the first call too, without gradients."""
+    losses = []
+    for name in ("sdpa", "qfx_sdpa"):
+        model = llama(attn_implementation=name).train()
+        with torch.no_grad():
+            for layer in model.model.layers:
+                layer.self_attn.q_proj.weight *= 60
+                layer.self_attn.k_proj.weight *= 60
+        model.gradient_checkpointing_enable({"use_reentrant": True})
+        model.enable_input_require_grads()
+        losses.append(model(input_ids=IDS, labels=IDS).loss)
+    assert same_bits(*losses)
+
+
+def test_values_that_are_not_finite_decide_nothing() -> None:
+    module = nn.Module()
+    attended(module, [x * float("nan") for x in heads()], {})
+    assert not vars(module).get("qfx_sdpa_gradients_are_near")
+    attended(module, heads(), {})
+    assert vars(module)["qfx_sdpa_gradients_are_near"]
 
 
 def test_models_without_it_refuse() -> None:

@@ -3,6 +3,7 @@ else reads plain logits."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import qfx
@@ -180,7 +182,7 @@ def test_sizes_of_chunks(rows: int, chunk: int, seed: int) -> None:
     x = torch.randn(rows, 16, requires_grad=True)
     chunked_cross_entropy.CHUNK, before = 40 * chunk, chunked_cross_entropy.CHUNK
     try:
-        how = (40, torch.float32, -1, 0.0, [*linear.parameters()])
+        how = (40, torch.float32, -1, 0.0, False, [*linear.parameters()])
         loss = chunked_cross_entropy.chunked_cross_entropy(linear, x, target, *how)
     finally:
         chunked_cross_entropy.CHUNK = before
@@ -232,14 +234,12 @@ def test_a_language_model_with_adapters_on_int8(tied: bool) -> None:
     peft.zero_grad()
     with qfx.chunked_loss(peft), qfx.save_in_int8():
         out = peft(input_ids=ids, labels=LABELS)
-    assert isinstance(out.logits, DeferredLogits) and out.logits.is_pending
+    assert out.logits is None and out["loss"] is out.loss and "logits" not in out
     out.loss.backward()
     found = [p.grad for p in peft.parameters() if p.grad is not None]
     assert torch.allclose(out.loss, exact.loss) and len(found) == len(expected)
     both = [torch.cat([g.ravel() for g in each]) for each in (expected, found)]
     assert torch.cosine_similarity(*both, 0) > 0.999
-    assert out.logits.shape == exact.logits.shape and "grad" in repr(out.logits)
-    assert torch.equal(out.logits, exact.logits)  # also outside of the context
 
 
 def test_other_calls_are_as_before() -> None:
@@ -253,8 +253,8 @@ def test_other_calls_are_as_before() -> None:
         model.requires_grad_(False)
         assert type(model(ids).logits) is Tensor
         model.requires_grad_(True)
-        assert type(compiled(ids).logits) is Tensor
-        assert isinstance(model(ids).logits, DeferredLogits)
+        assert type(compiled(ids).logits) is type(model(ids).logits) is Tensor
+        assert "forward" not in vars(model.lm_head)
     assert type(model(ids).logits) is Tensor and "forward" not in vars(model.lm_head)
 
 
@@ -283,11 +283,123 @@ def test_hooks_of_the_head_see_its_logits() -> None:
 
 @pytest.mark.parametrize(
     ("head", "text"),
-    [(None, "head of Linear is NoneType.*head=model.lm_head"), (nn.ReLU(), "ReLU, which has no")],
+    [(None, "Linear does not say which.*head=model.lm_head"), (nn.ReLU(), "ReLU, which has no")],
 )
 def test_models_without_a_head_are_refused(head: nn.Module | None, text: str) -> None:
     with pytest.raises(ValueError, match=text), qfx.chunked_loss(nn.Linear(2, 2), head):
         pass
+
+
+def test_a_model_without_a_loss_returns_plain_logits() -> None:
+    for wrap in (lambda y: y, lambda y: (y, 1), lambda y: {"y": y}, lambda y: [y]):
+        model = Model(head("float"), wrap)
+        with qfx.chunked_loss(model, model.lm_head):
+            (found,) = tree_leaves(model())[:1]
+        assert type(found) is Tensor and found.requires_grad
+        assert torch.equal(found, tree_leaves(model())[0])
+
+
+class Fused(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor) -> Tensor:
+        ctx.shape = logits.shape
+        return logits.sum()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+        return grad.expand(ctx.shape)
+
+
+def test_functions_that_hide_from_torch_function_are_refused() -> None:
+    """Not: lose the gradient."""
+    model = Model(head("float"), lambda y: Fused.apply(y) + 0)
+    with qfx.chunked_loss(model, model.lm_head):
+        loss = model()
+    with pytest.raises(RuntimeError, match="a gradient came to logits that were not computed"):
+        (loss + model.body.weight.sum()).backward()
+
+
+def test_logits_that_were_not_kept_say_so() -> None:
+    kept: list[Tensor] = []
+    model = Model(head("float"), lambda y: [kept.append(y), mean(y)][1])
+    step(model, True)
+    with pytest.raises(RuntimeError, match="their loss was computed in chunks"):
+        kept[0].sum()
+
+
+def _metric_without_gradients(y: Tensor) -> Tensor:
+    with torch.no_grad():
+        right = (y.argmax(-1) == LABELS).float().mean()
+    return mean(y) + 0 * right
+
+
+def test_a_metric_without_gradients_cuts_nothing() -> None:
+    same(Model(head("float"), _metric_without_gradients))
+
+
+def test_no_row_counts() -> None:
+    """The loss is NaN, as that of all logits, and the gradients are zero."""
+    nothing = torch.full((80,), -100)
+    model = Model(head("float"), lambda y: F.cross_entropy(y.view(-1, CLASSES), nothing))
+    loss, grads = step(model, True)
+    assert loss.isnan() and all(not grad.any() for grad in grads)
+
+
+def test_a_parameter_that_the_head_does_not_use() -> None:
+    linear: Any = head("float")
+    linear.spare = nn.Parameter(torch.ones(3))
+    model = Model(linear, mean)
+    same(model)
+    assert linear.spare.grad is None
+
+
+def test_a_head_that_was_replaced_or_given_for_one_call() -> None:
+    model = llama()
+    ids = LABELS.clamp(min=0)
+    with qfx.chunked_loss(model):
+        model.requires_grad_(False)
+        model.lm_head.weight = nn.Parameter(model.lm_head.weight.clone())
+        model(input_ids=ids, labels=ids).loss.backward()
+        assert model.lm_head.weight.grad is not None
+        given = {"lm_head.weight": model.lm_head.weight.detach().clone().requires_grad_()}
+        torch.func.functional_call(model, given, (ids,), {"labels": ids}).loss.backward()
+    assert torch.equal(given["lm_head.weight"].grad, model.lm_head.weight.grad)
+
+
+def test_a_copy_made_inside_is_a_model_of_its_own() -> None:
+    model = llama()
+    with qfx.chunked_loss(model):
+        other = copy.deepcopy(model)
+    nn.init.zeros_(other.lm_head.weight)
+    assert not other(LABELS.clamp(min=0)).logits.any()
+
+
+def test_backward_hooks_of_the_head_run() -> None:
+    model, seen = Model(head("float"), mean), list[Any]()
+    model.lm_head.register_full_backward_hook(lambda module, of_x, of_y: seen.append(of_y[0].shape))
+    same(model)
+    assert seen == 2 * [(2, 40, CLASSES)]
+
+
+def test_a_head_that_trains_on_few_tokens_computes_its_logits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its gradients take more than the logits would."""
+    monkeypatch.setattr(DeferredLogits, "of", None)
+    model = Model(head("float"), lambda y: F.cross_entropy(y[0], LABELS[0, :35]))
+    model.x = model.x[:, :35]
+    step(model, True)
+
+
+def test_the_loss_is_summed_in_float32_and_float32_under_autocast() -> None:
+    model = Model(head("frozen"), lambda y: F.cross_entropy(y.flatten(0, 1), LABELS.ravel()))
+    with torch.autocast("cpu", torch.float16):
+        assert step(model, True)[0].dtype == torch.float32
+    model.to(torch.bfloat16)
+    model.x = torch.randn(1, 2**14, 32, dtype=torch.bfloat16)
+    model.loss = lambda y: F.cross_entropy(y[0], LABELS.ravel()[7:8].expand(2**14))
+    (exact, _), (found, _) = step(model, False), step(model, True)
+    assert torch.allclose(found, exact, rtol=0.01)
 
 
 def test_second_gradients_are_refused() -> None:
