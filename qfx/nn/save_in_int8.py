@@ -25,6 +25,9 @@ FUNCTIONS = frozenset(
      "sigmoid", "tanh", "layer_norm", "rms_norm", "group_norm", "conv1d", "conv2d", "conv3d",
      "__mul__", "__rmul__", "__matmul__", "__rmatmul__", "lora_update")
 )  # fmt: skip
+# Of these only what is as large as their largest operand: the others, and deviations that norms
+# save, are statistics of rows or groups, which span orders of magnitude.
+_WITH_STATISTICS = frozenset(("mul", "__mul__", "__rmul__", "layer_norm", "rms_norm", "group_norm"))
 _DROPOUTS = frozenset(("dropout", "dropout_", "native_dropout"))
 _POWERS = frozenset(("pow", "__pow__"))
 _EXPONENTS = (2, 3)  # a root or an inverse is a quotient
@@ -50,6 +53,7 @@ class _Saved:
     def __init__(self) -> None:
         self.exact: set[int | None] | None = None  # storages that stay; None: all stay
         self.drops = False  # whether what is saved is the mask of a dropout
+        self.fewest = 0  # elements of what is coded
         self._coded: WeakValueDictionary[Any, _Coded] = WeakValueDictionary()
         self._alive: dict[Any, WeakStorage] = {}
 
@@ -57,6 +61,8 @@ class _Saved:
         if self.drops and tensor.numel() >= FEWEST_SAVED and has_values(tensor):
             return PackedFlags.of(tensor) or tensor
         if self.exact is None or not _is_large(tensor) or storage_id(tensor) in self.exact:
+            return tensor
+        if tensor.numel() < self.fewest:
             return tensor
         key = place_and_version(tensor)
         known, alive = self._coded.get(key), self._alive.get(key)
@@ -90,19 +96,21 @@ class _FunctionWatch(TorchFunctionMode):
         args: Sequence[Any] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        before = self._saved.exact, self._saved.drops
+        before = self._saved.exact, self._saved.drops, self._saved.fewest
         name = getattr(func, "__name__", "")
         self._saved.drops = name in _DROPOUTS
         if name in FUNCTIONS or (name in _POWERS and _is_square_or_cube(args)):
             values = (*args, *(kwargs or {}).values())
             given = [each for each in values if isinstance(each, Tensor)]
             self._saved.exact = {storage_id(each) for each in given if _exists_anyway(each)}
+            sizes = [each.numel() for each in given] if name in _WITH_STATISTICS else []
+            self._saved.fewest = max(sizes, default=0)
         else:
             self._saved.exact = None
         try:
             return func(*args, **(kwargs or {}))
         finally:
-            self._saved.exact, self._saved.drops = before
+            self._saved.exact, self._saved.drops, self._saved.fewest = before
 
 
 def _is_square_or_cube(args: Sequence[Any]) -> bool:

@@ -119,6 +119,22 @@ def test_what_needs_its_values_keeps_them(function: Callable[[Tensor], Tensor]) 
     assert torch.allclose(found, exact, rtol=0.05, atol=0.05 * float(exact.abs().max()))
 
 
+def test_inverse_deviations_keep_their_values() -> None:
+    """They span orders of magnitude: a group of channels is nearly zero."""
+    torch.manual_seed(0)
+    x, r = torch.randn(128, 64, 8), torch.randn(128, 64, 8)
+    x[:, :2] *= 1e-3
+    x.requires_grad_()
+    scaled = x * 1
+    found = []
+    for context in (nullcontext(), qfx.save_in_int8()):
+        with context:
+            y = F.group_norm(scaled, 32)
+        (grad,) = torch.autograd.grad((y * r).sum(), x, retain_graph=True)
+        found.append(grad[:, 2:].ravel())
+    assert torch.cosine_similarity(*found, 0) > 0.99
+
+
 def test_weights_that_are_given_by_name_stay(coded: list[tuple[int, ...]]) -> None:
     weight = torch.randn(128, 128, requires_grad=True)
     with qfx.save_in_int8():
