@@ -24,7 +24,7 @@ _SUMS = frozenset((aten.add.Tensor, aten.sub.Tensor))
 _PASSING = _SUMS | frozenset(
     (aten.view.default, aten.reshape.default, aten.permute.default, aten.transpose.int,
      aten.t.default, aten.expand.default, aten.unsqueeze.default, aten.squeeze.dim,
-     aten.squeeze.dims, aten.squeeze.default, aten.unflatten.int, aten._unsafe_view.default,
+     aten.squeeze.dims, aten.squeeze.default, aten.unflatten.int,
      aten.split.Tensor, aten.split_with_sizes.default, aten.flip.default, operator.getitem,
      aten.clone.default, aten.alias.default, aten.slice.Tensor, aten.select.int,
      prims.convert_element_type.default)
