@@ -97,5 +97,7 @@ def _started(sum_: Tensor | None, like: Tensor) -> Tensor:
 
 def _gradients(loss: Tensor, of: list[Tensor]) -> tuple[Tensor | None, ...]:
     """Returns the gradients; None for a parameter that the head does not use."""
+    if not loss.requires_grad:  # the head uses none of its parameters that train
+        return tuple(None for _ in of)
     with torch.autocast(loss.device.type, enabled=False):  # as in any backward pass
         return torch.autograd.grad(loss, of, allow_unused=True)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from copy import copy
+from dataclasses import is_dataclass
 from functools import wraps
 from typing import Any
 
@@ -13,11 +15,12 @@ from torch import Tensor, nn
 
 from qfx.host.autograd import in_forward_mode, transforming
 from qfx.host.distributed import is_sharded
-from qfx.host.modules import backward_hooks, global_hooks
+from qfx.host.modules import backward_hooks, global_hooks, pre_hooks
 from qfx.nn.deferred_logits import DeferredLogits, Head
-from qfx.nn.dtypes import output_dtype
+from qfx.nn.linear import Linear
 from qfx.values.limits import FLOATS
 
+_LAYERS = ("peft.tuners.", "peft.utils.other", "qfx.nn.fused_lora")
 _WORTH = 1.5  # logits for each trained element of the head, whose gradients in float32 are kept
 
 
@@ -40,7 +43,7 @@ def chunked_loss(model: nn.Module, head: nn.Module | None = None) -> Iterator[No
     under FSDP, which takes the weight of the head away after its call (with a warning). The loss
     equals the one of all logits but for the order of its sum, in float32, and so do its gradients,
     which are computed in the forward pass and cannot be differentiated again. Raises ValueError if
-    there is no head, or if it does not say its `out_features`.
+    there is no head, or one that is neither nn.Linear, qfx.nn.Linear, nor a layer of PEFT.
     """
     while isinstance(model, nn.parallel.DistributedDataParallel):
         model = model.module
@@ -53,13 +56,14 @@ def chunked_loss(model: nn.Module, head: nn.Module | None = None) -> Iterator[No
     calls = _HeadCalls(found, _classes(model, found))
     handles = [
         model.register_forward_pre_hook(calls.before),
-        model.register_forward_hook(calls.after, always_call=True),
+        model.register_forward_hook(calls.after, always_call=True, prepend=True),
     ]
     try:
         yield
     finally:
         for handle in handles:
             handle.remove()
+        calls.stop()
 
 
 def _head_of(model: nn.Module) -> Any:
@@ -74,66 +78,99 @@ def _classes(model: nn.Module, head: Any) -> int:
             f"chunked_loss: {type(model).__name__} does not say which module computes its logits; "
             "give it, as in head=model.lm_head"
         )
-    if not isinstance(classes, int):
+    if not isinstance(classes, int) or not _is_plain(head):
         raise ValueError(
-            f"chunked_loss: the head of {type(model).__name__} is {type(head).__name__}, which "
-            "has no out_features; give the linear that computes the logits"
+            f"chunked_loss: the head of {type(model).__name__} is {type(head).__name__}; heads are "
+            "nn.Linear, qfx.nn.Linear, and the layers of PEFT around them"
         )
     return classes
+
+
+def _is_plain(head: nn.Module) -> bool:
+    """Whether a head computes each row by itself, of its own parameters alone."""
+    return type(head) in (nn.Linear, Linear) or type(head).__module__.startswith(_LAYERS)
 
 
 class _HeadCalls:
     """The calls of a model: while one runs, the head returns deferred logits."""
 
-    def __init__(self, head: nn.Module, classes: int) -> None:
+    def __init__(self, head: nn.Module | None, classes: int) -> None:
         self._head, self._classes = head, classes
-        self._running: list[tuple[Head, Any]] = []  # and the forward that the head had itself
+        self._running: list[tuple[Head, Any] | None] = []  # and the forward that the head had
+
+    def __deepcopy__(self, memo: Any) -> _HeadCalls:
+        return _HeadCalls(None, 0)  # of a copy of the model, which nothing stops
+
+    def __reduce__(self) -> Any:
+        return _HeadCalls, (None, 0)
 
     def before(self, model: nn.Module, args: Any) -> None:
-        if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+        module = self._head
+        if torch.compiler.is_compiling() or module is None:
             return
-        module, own = self._head, self._head.forward
+        if not torch.is_grad_enabled():
+            self._running.append(None)
+            return
+        own = module.forward
         head = Head(module, own, self._classes)
         self._running.append((head, vars(module).get("forward")))
 
         @wraps(own)
         def forward(x: Any, *args: Any, **kwargs: Any) -> Any:
-            if args or kwargs or not head.is_open or not _is_served(x, head):
+            compiling = torch.compiler.is_compiling()
+            if compiling or args or kwargs or not head.is_open or not _is_served(x, head):
                 return own(x, *args, **kwargs)
-            return DeferredLogits.of(head, x, output_dtype(x))
+            return head.defer(x)
 
         module.forward = forward
 
     def after(self, model: nn.Module, args: Any, output: Any) -> Any:
         if torch.compiler.is_compiling() or not self._running:
             return None
-        head, replaced = self._running.pop()
+        head = self._ended()
+        if head is None or not head.has_deferred:
+            return None
+        found = _with_plain(output)
+        head.close()
+        return found
+
+    def _ended(self) -> Head | None:
+        ended = self._running.pop()
+        if ended is None or self._head is None:
+            return None
+        head, replaced = ended
         if replaced is None:
             del self._head.forward
         else:
             self._head.forward = replaced
-        found = _with_plain(output) if head.has_deferred else output
-        head.close()
-        return found
+        return head
+
+    def stop(self) -> None:
+        """Ends what an exception that hooks do not see, as KeyboardInterrupt, left running."""
+        while self._running:
+            if (head := self._ended()) is not None:
+                head.is_open = False
 
 
 def _with_plain(output: Any) -> Any:
     """Returns what a model returns, without deferred logits in it."""
     if isinstance(output, Mapping):
-        values = {key: _returned(value) for key, value in output.items()}
-        unchanged = all(value is output[key] for key, value in values.items())
-        return output if unchanged else type(output)(**values)  # also one of transformers
+        values = {key: _with_plain(value) for key, value in output.items()}
+        if all(value is output[key] for key, value in values.items()):
+            return output
+        if is_dataclass(output):  # of transformers
+            return type(output)(**values)
+        made: Any = copy(output)
+        made.update(values)
+        return made
     if isinstance(output, tuple | list):
-        items = map(_returned, output)
+        items = [*map(_with_plain, output)]
+        if all(one is other for one, other in zip(items, output, strict=True)):
+            return output
         return type(output)(*items) if hasattr(output, "_fields") else type(output)(items)
-    return _returned(output)
-
-
-def _returned(value: Any) -> Any:
-    """Returns what a model returns for a value: None for logits whose loss needed none."""
-    if not isinstance(value, DeferredLogits):
-        return value
-    return None if value.head.used and value.is_pending else value.computed()
+    if not isinstance(output, DeferredLogits):
+        return output
+    return None if output.source.used and output.is_pending else output.computed()
 
 
 def _is_served(x: Any, head: Head) -> bool:
@@ -141,6 +178,8 @@ def _is_served(x: Any, head: Head) -> bool:
     if type(x) is not Tensor or x.dtype not in FLOATS or x.ndim < 2 or not torch.is_grad_enabled():
         return False
     if transforming() or in_forward_mode() or any(backward_hooks(head.module)) or global_hooks():
+        return False
+    if any(pre_hooks(head.module)):  # as weight_norm has, whose weight is a part of the graph
         return False
     trained = sum(p.numel() for p in head.module.parameters() if p.requires_grad)
     logits = x.shape[:-1].numel() * head.classes

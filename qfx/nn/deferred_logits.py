@@ -13,34 +13,66 @@ from torch import Tensor, nn
 from qfx.host.subclasses import wrapper
 from qfx.host.tensors import tree_map, without_subclass
 from qfx.nn.chunked_cross_entropy import chunked_cross_entropy
+from qfx.nn.dtypes import output_dtype
+from qfx.weights.change_detection import place_and_version
 
 _Rows = tuple[Tensor, torch.dtype]  # inputs of the head, and the dtype of the logits
 _Step = Callable[[Tensor], Tensor]
 
 
 class Head:
-    """A module that computes logits, while a model runs forward. `forward`: its own.
-
-    `is_open`: whether the model still runs. `used`: whether a loss was computed without logits."""
+    """A module that computes logits, while a model runs forward, which `is_open` says. `forward`:
+    its own."""
 
     def __init__(self, module: nn.Module, forward: _Step, classes: int) -> None:
         self.module, self.forward, self.classes = module, forward, classes
-        self.is_open, self.used = True, False
+        self.is_open = True
         self._made: list[weakref.ref[DeferredLogits]] = []
+
+    def defer(self, x: Tensor) -> DeferredLogits:
+        """Returns logits of x, as the head would compute them now: with this autocast."""
+        kind, own = x.device.type, self.forward
+        how = {"dtype": torch.get_autocast_dtype(kind), "enabled": torch.is_autocast_enabled(kind)}
+
+        def forward(x: Tensor) -> Tensor:
+            with torch.autocast(kind, **how):  # type: ignore[arg-type]
+                return own(x)
+
+        return DeferredLogits.of(_Source(self, forward, x), x, output_dtype(x))
 
     def note(self, logits: DeferredLogits) -> None:
         self._made.append(weakref.ref(logits))
 
-    def close(self) -> None:
-        """Ends the call. Logits that nothing has used are computed while the weights are theirs."""
-        for made in self._made if not self.used else ():
-            if (logits := made()) is not None:
+    def compute(self, unused: bool = False) -> None:
+        """Computes the logits that are deferred, or those alone whose loss did not use them."""
+        for made in self._made:
+            logits = made()
+            if logits is not None and not (unused and logits.source.used):
                 logits.computed()
+
+    def close(self) -> None:
+        """Ends the call. What nothing has used is computed while the weights are its own."""
+        self.compute(unused=True)
         self.is_open = False
 
     @property
     def has_deferred(self) -> bool:
         return bool(self._made)
+
+
+class _Source:
+    """A call of a head. `used`: whether a loss was computed of it without logits."""
+
+    def __init__(self, head: Head, forward: _Step, x: Tensor) -> None:
+        self.head, self.forward, self.used = head, forward, False
+        self._x, self._state = x, place_and_version(x)
+
+    def check(self) -> None:
+        if place_and_version(self._x) != self._state:
+            raise RuntimeError(
+                "the input of the head was changed in place before its logits were read. Leave "
+                "qfx.chunked_loss() for this model"
+            )
 
 
 class DeferredLogits(Tensor):
@@ -51,7 +83,7 @@ class DeferredLogits(Tensor):
     returns plain tensors, to which they are equal from then on.
     """
 
-    head: Head
+    source: _Source
     x: Tensor
     before: tuple[DeferredLogits, _Step] | None  # what this is a view of, and which
     made: Tensor | None
@@ -59,41 +91,42 @@ class DeferredLogits(Tensor):
     @classmethod
     def of(
         cls,
-        head: Head,
+        source: _Source,
         x: Tensor,
         dtype: torch.dtype,
         before: tuple[DeferredLogits, _Step] | None = None,
     ) -> DeferredLogits:
-        made = wrapper(cls, (*x.shape[:-1], head.classes), dtype, x.device)
-        made.head, made.x, made.before, made.made = head, x, before, None
+        made = wrapper(cls, (*x.shape[:-1], source.head.classes), dtype, x.device)
+        made.source, made.x, made.before, made.made = source, x, before, None
         with without_subclass():
             made.requires_grad_()
             made.register_hook(_refuse)
-        head.note(made)
+        source.head.note(made)
         return made
 
     def computed(self) -> Tensor:
         """Returns the logits as a plain tensor, the same one at each call. Raises RuntimeError if
         the model has returned, as its weights may have changed since."""
         if self.made is None:
-            if self.before is None and not self.head.is_open:
+            if self.before is None and not self.source.head.is_open:
                 raise RuntimeError(
                     "these logits were not kept: their loss was computed in chunks. Leave "
                     "qfx.chunked_loss() to read the logits of a training step"
                 )
             with torch.enable_grad():  # a metric may be without gradients, a loss after it is not
                 if self.before is None:
-                    self.made = self.head.forward(self.x)
+                    self.source.check()
+                    self.made = self.source.forward(self.x)
                 else:
-                    source, step = self.before
-                    self.made = step(source.computed())
+                    earlier, step = self.before
+                    self.made = step(earlier.computed())
         return self.made
 
     @property
     def is_pending(self) -> bool:
         """Whether nothing has computed the logits, so that nothing can have changed them."""
-        source = self.before[0] if self.before else None
-        return self.made is None and (source is None or source.is_pending)
+        earlier = self.before[0] if self.before else None
+        return self.made is None and (earlier is None or earlier.is_pending)
 
     @classmethod
     def __torch_function__(  # type: ignore[override]
@@ -113,7 +146,9 @@ class DeferredLogits(Tensor):
                     return loss
             elif func in _ROWS and (rows := _ROWS[func](logits, *args[1:], **named)) is not None:
                 before = (logits, lambda tensor: func(tensor, *args[1:], **named))
-                return cls.of(logits.head, *rows, before)
+                return cls.of(logits.source, *rows, before)
+        if _writes(func, named):  # copies that were taken before keep what they were
+            tree_map(_compute_all, (tuple(args), named))
         plain: Any = tree_map(plain_logits, (tuple(args), named))
         return func(*plain[0], **plain[1])
 
@@ -139,6 +174,18 @@ def plain_logits(value: Any) -> Any:
     return value.computed() if isinstance(value, DeferredLogits) else value
 
 
+def _compute_all(value: Any) -> Any:
+    if isinstance(value, DeferredLogits):
+        value.source.head.compute()
+    return value
+
+
+def _writes(func: Any, named: dict[str, Any]) -> bool:
+    name = getattr(func, "__name__", "")
+    in_place = (name.endswith("_") and not name.endswith("__")) or name.startswith("__i")
+    return in_place or name in ("__setitem__", "__set__") or named.get("out") is not None
+
+
 def _cross_entropy(
     logits: DeferredLogits,
     target: Any = None,
@@ -150,19 +197,20 @@ def _cross_entropy(
     label_smoothing: float = 0.0,
 ) -> Tensor | None:
     """Returns the loss of logits [M, V] in chunks; None if the call needs all logits at once."""
-    x, head = logits.x, logits.head
+    x, source = logits.x, logits.source
     if (weight, size_average, reduce) != (None, None, None) or reduction not in ("mean", "sum"):
         return None
     if not isinstance(target, Tensor) or target.dtype != torch.int64 or x.ndim != 2:
         return None
     if target.shape != x.shape[:1] or target.device != x.device or 0 in x.shape:
         return None
-    if not head.is_open:
+    if not source.head.is_open:
         return None
-    head.used = True
+    source.check()
+    source.used = source.used or torch.is_grad_enabled()
     return chunked_cross_entropy(
-        head.forward, x, target, head.classes, logits.dtype, ignore_index, label_smoothing,
-        reduction == "mean", [*head.module.parameters()],
+        source.forward, x, target, source.head.classes, logits.dtype, ignore_index,
+        label_smoothing, reduction == "mean", [*source.head.module.parameters()],
     )  # fmt: skip
 
 
@@ -179,7 +227,7 @@ def _to_float(logits: DeferredLogits, *args: Any, **kwargs: Any) -> _Rows | None
 
 def _to(logits: DeferredLogits, *args: Any, **kwargs: Any) -> _Rows | None:
     (target,) = args if len(args) == 1 and not kwargs else (None,)
-    if isinstance(target, torch.dtype) and target.is_floating_point:
+    if target in (torch.float32, logits.dtype):  # a narrower dtype would round
         return logits.x, target
     here = isinstance(target, torch.device | str) and torch.device(target) == logits.device
     return (logits.x, logits.dtype) if here else None
@@ -189,7 +237,7 @@ def _view(logits: DeferredLogits, *args: Any, **kwargs: Any) -> _Rows | None:
     sizes = args[0] if len(args) == 1 and isinstance(args[0], Sequence) else args
     if kwargs or not sizes or not all(isinstance(n, int) for n in sizes):
         return None
-    if sizes[-1] != logits.head.classes:
+    if sizes[-1] != logits.source.head.classes:
         return None
     return logits.x.reshape(*sizes[:-1], logits.x.shape[-1]), logits.dtype
 

@@ -4,7 +4,9 @@ else reads plain logits."""
 from __future__ import annotations
 
 import copy
+from collections import OrderedDict
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -165,13 +167,33 @@ def _written(y: Tensor) -> Tensor:
     return mean(y) + F.cross_entropy(rows.flatten(0, 1), LABELS[:, :20].flatten())
 
 
+def _written_after_a_copy(y: Tensor) -> Tensor:
+    rows = y[:, :-1].contiguous()
+    y.mul_(0)
+    return F.cross_entropy(rows.view(-1, CLASSES), LABELS[:, 1:].flatten())
+
+
+def _perplexity_without_gradients(y: Tensor) -> Tensor:
+    with torch.no_grad():
+        perplexity = mean(y).exp()
+    return mean(y) + 0 * perplexity
+
+
 def _stacked(y: Tensor) -> Tensor:
     return mean(torch.cat([y[:1], y[1:]]))
 
 
-@pytest.mark.parametrize("name", [*READS, "written", "stacked"])
+MORE_READS = {
+    "written": _written,
+    "written after a copy": _written_after_a_copy,
+    "perplexity": _perplexity_without_gradients,
+    "stacked": _stacked,
+}
+
+
+@pytest.mark.parametrize("name", [*READS, *MORE_READS])
 def test_what_reads_logits_gets_them(name: str) -> None:
-    functions = {**READS, "written": _written, "stacked": _stacked}
+    functions = {**READS, **MORE_READS}
     same(Model(head("float"), functions[name]))
 
 
@@ -283,7 +305,10 @@ def test_hooks_of_the_head_see_its_logits() -> None:
 
 @pytest.mark.parametrize(
     ("head", "text"),
-    [(None, "Linear does not say which.*head=model.lm_head"), (nn.ReLU(), "ReLU, which has no")],
+    [
+        (None, "Linear does not say which.*head=model.lm_head"),
+        (nn.ReLU(), "is ReLU; heads are nn.Linear"),
+    ],
 )
 def test_models_without_a_head_are_refused(head: nn.Module | None, text: str) -> None:
     with pytest.raises(ValueError, match=text), qfx.chunked_loss(nn.Linear(2, 2), head):
@@ -291,7 +316,8 @@ def test_models_without_a_head_are_refused(head: nn.Module | None, text: str) ->
 
 
 def test_a_model_without_a_loss_returns_plain_logits() -> None:
-    for wrap in (lambda y: y, lambda y: (y, 1), lambda y: {"y": y}, lambda y: [y]):
+    wraps = (lambda y: y, lambda y: (y, 1), lambda y: {0: [y]}, lambda y: OrderedDict(y=y))
+    for wrap in wraps:
         model = Model(head("float"), wrap)
         with qfx.chunked_loss(model, model.lm_head):
             (found,) = tree_leaves(model())[:1]
@@ -337,6 +363,91 @@ def test_a_metric_without_gradients_cuts_nothing() -> None:
     same(Model(head("float"), _metric_without_gradients))
 
 
+def test_logits_of_which_no_loss_was_computed_are_returned_beside_a_loss() -> None:
+    model = Model(head("float"), lambda y: y)
+    model.loss = lambda y: (mean(y), model.lm_head(model.body(model.x) * 2))
+    with qfx.chunked_loss(model, model.lm_head):
+        _, found = model()
+    assert type(found) is Tensor and torch.equal(found, model()[1])
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_an_error_leaves_nothing_behind(error: type[BaseException]) -> None:
+    def fails(y: Tensor) -> Tensor:
+        raise error
+
+    model = Model(head("float"), fails)
+    with pytest.raises(error), qfx.chunked_loss(model, model.lm_head):
+        model()
+    assert "forward" not in vars(model.lm_head) and not model._forward_hooks
+
+
+def test_contexts_in_each_other() -> None:
+    model = Model(head("float"), mean)
+    with qfx.chunked_loss(model, model.lm_head):
+        same(model)
+        assert "forward" not in vars(model.lm_head)
+    same(model)
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_autocast_is_that_of_the_head(inside: bool) -> None:
+    """Autocast around the head alone, or around all but the head."""
+
+    class Mixed(Model):
+        def forward(self) -> Any:
+            h = self.body(self.x)
+            with torch.autocast("cpu", torch.bfloat16, enabled=inside):
+                y = self.lm_head(h.float())
+            return mean(y.float()), y.dtype
+
+    model = Mixed(head("float"), mean)
+    found = []
+    for chunked in (False, True):
+        context = qfx.chunked_loss(model, model.lm_head) if chunked else nullcontext()
+        with context, torch.autocast("cpu", torch.bfloat16, enabled=not inside):
+            found.append(model())
+    (exact, dtype), (loss, other) = found
+    assert dtype == other == (torch.bfloat16 if inside else torch.float32)
+    assert torch.allclose(loss, exact, rtol=1e-5)
+
+
+def test_an_input_that_was_changed_in_place_is_refused() -> None:
+    model = Model(head("frozen"), mean)
+
+    def changed(y: Tensor) -> Tensor:
+        with torch.no_grad():
+            y.x.relu_()  # type: ignore[attr-defined]
+        return mean(y)
+
+    model.loss = changed
+    with pytest.raises(RuntimeError, match="input of the head was changed in place"):
+        step(model, True)
+
+
+def test_a_head_without_gradients_of_its_own() -> None:
+    """Adapters that are merged train, but the head does not use them."""
+    model = llama()
+    peft: Any = get_peft_model(model, LoraConfig(target_modules=["lm_head", "q_proj"]))
+    peft.merge_adapter()
+    ids = LABELS.clamp(min=0)
+    with qfx.chunked_loss(peft):
+        found = peft(input_ids=ids, labels=LABELS).loss
+    assert torch.allclose(found, peft(input_ids=ids, labels=LABELS).loss)
+
+
+def test_a_head_with_a_weight_of_a_graph_computes_its_logits() -> None:
+    with pytest.warns(FutureWarning, match="weight_norm"):
+        normed = nn.utils.weight_norm(nn.Linear(48, CLASSES))
+    same(Model(normed, mean))
+
+
+def test_a_compiled_head_computes_its_logits() -> None:
+    model = Model(head("float"), mean)
+    model.lm_head.compile(backend="eager")
+    same(model)
+
+
 def test_no_row_counts() -> None:
     """The loss is NaN, as that of all logits, and the gradients are zero."""
     nothing = torch.full((80,), -100)
@@ -370,6 +481,7 @@ def test_a_copy_made_inside_is_a_model_of_its_own() -> None:
     model = llama()
     with qfx.chunked_loss(model):
         other = copy.deepcopy(model)
+    assert other(LABELS.clamp(min=0), labels=LABELS).logits is not None
     nn.init.zeros_(other.lm_head.weight)
     assert not other(LABELS.clamp(min=0)).logits.any()
 
