@@ -179,6 +179,8 @@ def _is_served(x: Any, head: Head) -> bool:
         return False
     if transforming() or in_forward_mode() or any(backward_hooks(head.module)) or global_hooks():
         return False
+    if not torch.amp.is_autocast_available(x.device.type):  # meta
+        return False
     if any(pre_hooks(head.module)):  # as weight_norm has, whose weight is a part of the graph
         return False
     trained = sum(p.numel() for p in head.module.parameters() if p.requires_grad)

@@ -448,6 +448,13 @@ def test_a_compiled_head_computes_its_logits() -> None:
     same(model)
 
 
+def test_a_model_without_values() -> None:
+    model = llama().to("meta")
+    ids = LABELS.clamp(min=0).to("meta")
+    with qfx.chunked_loss(model):
+        assert model(input_ids=ids, labels=ids).logits.is_meta
+
+
 def test_no_row_counts() -> None:
     """The loss is NaN, as that of all logits, and the gradients are zero."""
     nothing = torch.full((80,), -100)
