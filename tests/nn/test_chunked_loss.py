@@ -455,6 +455,20 @@ def test_a_model_without_values() -> None:
         assert model(input_ids=ids, labels=ids).logits.is_meta
 
 
+def test_a_compiled_model_computes_its_logits() -> None:
+    """Given as the wrapper that torch.compile returns."""
+    model: Any = torch.compile(llama(), backend="eager")
+    ids = LABELS.clamp(min=0)
+    exact = model(input_ids=ids, labels=ids)
+    with qfx.chunked_loss(model):
+        found = model(input_ids=ids, labels=ids)
+    assert torch.equal(found.loss, exact.loss) and torch.equal(found.logits, exact.logits)
+
+
+def test_a_dtype_that_rounds_logits_computes_them() -> None:
+    same(Model(head("float"), lambda y: mean(y.to(torch.bfloat16).float())))
+
+
 def test_no_row_counts() -> None:
     """The loss is NaN, as that of all logits, and the gradients are zero."""
     nothing = torch.full((80,), -100)
